@@ -163,10 +163,10 @@ def _rows(options: argparse.Namespace) -> Iterator[list[tables.Row]]:
 
 
 def _row(layer: Layer, by: str, repeats: int) -> tables.Row:
-    operands = _operands(layer)
+    given = operands(layer)
     sides = {name: jax.jit(_gradient(layer, which, by)) for name, which in (("xla", layer.xlas), ("ours", layer.ours))}
-    exact, found = (np.asarray(side(*operands), np.float64) for side in sides.values())
-    times = timing.per_call(sides, [operands], repeats, _SECONDS)
+    exact, found = (np.asarray(side(*given), np.float64) for side in sides.values())
+    times = timing.per_call(sides, [given], repeats, _SECONDS)
     row: tables.Row = {"layer": layer.name, "by": by, **layer._asdict()}
     row |= {f"{side}_us": each.microseconds for side, each in times.items()}
     row |= {f"{side}_best_us": 1e6 * each.best for side, each in times.items()}
@@ -183,7 +183,8 @@ def _gradient(layer: Layer, function: Callable[..., jax.Array], by: str) -> Call
     return jax.vmap(gradient, in_axes=(0, None, 0)) if layer.each else gradient
 
 
-def _operands(layer: Layer) -> tuple[jax.Array, jax.Array, jax.Array]:
+def operands(layer: Layer) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """x, kernel and cotangent."""
     rng = np.random.default_rng(0)
     several = (layer.each,) if layer.each else ()
     shape = (layer.images, layer.size, layer.size, layer.channels)

@@ -53,6 +53,15 @@ __device__ inline void StoreShared(uint32_t to, uint32_t v, bool yes) {
       : "memory");
 }
 
+__device__ inline float4 LoadShared(uint32_t from) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(from)
+               : "memory");
+  return v;
+}
+
 // A place in a pipeline: which stage, and the parity of its barrier's phase.
 struct StagePlace {
   int stage = 0;
@@ -97,6 +106,9 @@ __device__ inline uint32_t CountRelease(uint32_t* count, uint32_t last) {
 }
 
 // barrier, shared: addresses in shared memory, here and below
+__device__ __forceinline__ void Arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 __device__ inline void ExpectBytes(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }

@@ -121,12 +121,15 @@ nb::tuple ModelGroup(const std::vector<int64_t>& layer, const std::vector<int64_
   return nb::make_tuple(name.group, name.kind);
 }
 
-nb::object OfKernelGradient(const std::vector<int64_t>& layer, const nb::dict& device) {
+nb::list OfKernelGradients(const std::vector<int64_t>& layer, size_t most, const nb::dict& device) {
   const ConvArgs args = ArgsOfLayer(layer, {}, /*precise=*/true);
-  const KernelGradientPlan p = ChooseKernelGradientPlan(args, ReadDevice(device));
-  if (p.tiles == 0) return nb::none();
-  return nb::make_tuple(nb::make_tuple(p.tiles, p.shares_channels ? 1 : 0, p.columns, p.splits), p.microseconds,
-                        KernelGradientBytes(args, p));
+  nb::list found;
+  for (const KernelGradientPlan& p : KernelGradientPlans(args, ReadDevice(device))) {
+    if (found.size() == most) break;
+    found.append(nb::make_tuple(nb::make_tuple(p.tiles, p.shares_channels ? 1 : 0, p.columns, p.splits), p.microseconds,
+                                KernelGradientBytes(args, p)));
+  }
+  return found;
 }
 
 nb::list OfChain(const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, int element_bytes, bool precise,
@@ -193,8 +196,8 @@ NB_MODULE(_planner, m) {
       "chain_tiles", &jsc::OfChain, "layer"_a, "pool"_a, "element_bytes"_a, "precise"_a, "device"_a,
       "(output channels, pixels, patch, splits, cycles, whether the model may choose it) of every tile that a layer of "
       "a chain may have.");
-  m.def("kernel_gradient", &jsc::OfKernelGradient, "layer"_a, "device"_a,
-        "(tile, microseconds, bytes of workspace) of the gradient of a kernel at HIGHEST; None where no tile fits.");
+  m.def("kernel_gradients", &jsc::OfKernelGradients, "layer"_a, "most"_a, "device"_a,
+        "(tile, microseconds, bytes of workspace) of plans of a kernel's gradient at HIGHEST, the fastest first.");
   m.def(
       "chain_takes_pool",
       [](const std::vector<int64_t>& layer, const std::vector<int64_t>& pool, const std::vector<int64_t>& tile,

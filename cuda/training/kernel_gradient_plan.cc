@@ -10,10 +10,10 @@ namespace jsc {
 namespace {
 
 constexpr int64_t kMost = int64_t{1} << 31;
-constexpr int kReserved = 2048;  // bytes of shared memory: barriers, and where the swizzle's repeat begins
+constexpr int kReserved = 2 * kSwizzleBytes;  // of shared memory: where the swizzle's repeat begins, and barriers
 
-// The model's constants are "kernel gradient" of dispatch/model.json, fitted to the times of all plans of VGG's and
-// ResNet-50's layers with 32 images on an H200.
+// The model's constants are "kernel gradient" of dispatch/model.json, chosen by hand after the times of all plans of
+// layers with 32 images on an H200 (`python -m benchmarks gradient_plans`).
 namespace times = model::kernel_gradient;
 
 constexpr double kTileCycles = 384;  // of an SM's tensor cores, for a tile's products of a step
@@ -22,14 +22,14 @@ constexpr int kCopyWarps = 4;        // that share a step's copies
 
 // Of the bytes of a stage: those of x, then of the cotangent, then both parts of the transposed cotangent.
 int StageBytes(const KernelGradientPlan& plan) {
-  const int x = plan.x_boxes * plan.rows * plan.x_pitch * kGradientRowBytes;
-  return x + 3 * kGradientSide * kGradientRowBytes;
+  const int x = plan.x_boxes * plan.rows * plan.x_pitch * kRowBytes;
+  return x + 3 * kGradientSide * kRowBytes;
 }
 
 double StepCycles(const KernelGradientPlan& plan) {
-  const double tiles = plan.tiles * (plan.shares_channels ? 1 : 2), cotangent = kGradientSide * kGradientRowBytes;
-  const double copied = static_cast<double>(plan.x_boxes) * plan.rows * plan.x_columns * kGradientRowBytes + cotangent;
-  // Each tile reads the turned cotangent in half of its products' cycles, and x.
+  const double tiles = plan.tiles * (plan.shares_channels ? 1 : 2), cotangent = kGradientSide * kRowBytes;
+  const double copied = static_cast<double>(plan.x_boxes) * plan.rows * plan.x_columns * kRowBytes + cotangent;
+  // Each tile reads the transposed cotangent in half of its products' cycles, and x.
   const double shared = tiles * (kTileCycles / 2 + cotangent / kSharedRate) + (3 * cotangent + copied) / kSharedRate;
   const double copies = static_cast<double>(plan.rows * DivideUp(plan.x_boxes + 2, kCopyWarps));
   const double longest = std::max({times::kSharedMemory * shared, copied / times::kL2Bytes, times::kCopy * copies});
@@ -61,10 +61,11 @@ bool CutBoxes(const ConvArgs& a, int columns, const DeviceInfo& device, KernelGr
 double Microseconds(const ConvArgs& a, const KernelGradientPlan& plan, int64_t splits, const DeviceInfo& device) {
   const double bytes = 4.0 * static_cast<double>(a.kernel_size[0] * a.kernel_size[1] * a.channels * a.out_channels);
   const double of_block = static_cast<double>(DivideUp(plan.steps, splits)) * StepCycles(plan) + times::kBlock;
-  const double slots = static_cast<double>(splits) * (plan.shares_channels ? 2 : 1);
+  const double partials = static_cast<double>(splits) * (plan.shares_channels ? 2 : 1);
   return static_cast<double>(DivideUp(plan.kinds() * splits, device.multiprocessors)) * of_block / device.clock_hz *
              1e6 +
-         times::kUsLaunch + (times::kSlots * slots + times::kResults) * bytes / device.memory_bytes_per_second * 1e6;
+         times::kUsLaunch +
+         (times::kPartials * partials + times::kResults) * bytes / device.memory_bytes_per_second * 1e6;
 }
 
 // Of the splits that fill the device some times over, the one that is expected to be fastest, with its time.
@@ -128,6 +129,8 @@ std::vector<KernelGradientPlan> KernelGradientPlans(const ConvArgs& a, const Dev
       }
     }
   }
+  std::stable_sort(plans.begin(), plans.end(),
+                   [](const auto& one, const auto& other) { return one.microseconds < other.microseconds; });
   return plans;
 }
 
@@ -146,17 +149,9 @@ KernelGradientPlan KernelGradientPlanOf(const KernelGradientTile& tile, const Co
   return plan;
 }
 
-KernelGradientPlan ChooseKernelGradientPlan(const ConvArgs& a, const DeviceInfo& device) {
-  const std::vector<KernelGradientPlan> plans = KernelGradientPlans(a, device);
-  const auto best = std::min_element(plans.begin(), plans.end(), [](const auto& one, const auto& other) {
-    return one.microseconds < other.microseconds;
-  });
-  return best == plans.end() ? KernelGradientPlan{} : *best;
-}
-
 int64_t KernelGradientBytes(const ConvArgs& a, const KernelGradientPlan& plan) {
-  if (plan.slots() < 2) return 0;
-  return plan.slots() * a.kernel_size[0] * a.kernel_size[1] * a.channels * a.out_channels * int64_t{sizeof(float)};
+  if (plan.partials() < 2) return 0;
+  return plan.partials() * a.kernel_size[0] * a.kernel_size[1] * a.channels * a.out_channels * int64_t{sizeof(float)};
 }
 
 }  // namespace jsc

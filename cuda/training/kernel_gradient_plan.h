@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cuda/core/device_info.h"
+#include "cuda/core/swizzle.h"
 #include "native/call.h"
 
 namespace jsc {
@@ -12,9 +13,8 @@ namespace jsc {
 constexpr int kGradientSide = 64;         // channels, and output channels, of a tile of sums
 constexpr int kGradientPixels = 32;       // of a step: a row of 128 bytes of an operand
 constexpr int kGradientBoxChannels = 32;  // of a copy: 128 bytes
-constexpr int kGradientRowBytes = 128;
-constexpr int kMostGradientTiles = 3;   // of a warpgroup
-constexpr int kMostGradientStages = 5;  // of the pipeline
+constexpr int kMostGradientTiles = 3;     // of a warpgroup
+constexpr int kMostGradientStages = 5;    // of the pipeline
 
 // A block has two warpgroups that multiply. Each has `tiles` tiles of 64 channels x 64 output channels: of neighbouring
 // taps of a row of the kernel, or of neighbouring channels. A step is up to 32 results, a box of the cotangent.
@@ -34,8 +34,8 @@ struct KernelGradientPlan {
 
   // Blocks of a split.
   int64_t kinds() const { return int64_t{channel_blocks} * out_channel_blocks * tap_blocks; }
-  // Sums of the whole gradient that are added up in the end; of one there is no workspace.
-  int64_t slots() const { return int64_t{splits} * (shares_channels ? 2 : 1); }
+  // Partial sums of the whole gradient, added up in the end; of one there is no workspace.
+  int64_t partials() const { return int64_t{splits} * (shares_channels ? 2 : 1); }
 };
 
 // What a call is told of its plan, as the attribute `tile` has it.
@@ -45,13 +45,11 @@ struct KernelGradientTile {
   int columns, splits;
 };
 
-// Plans that fit: for float32 without groups, whose channels are multiples of 4. args: of MakeKernelGradientArgs.
+// Plans that fit, with the splits that are expected to be fastest, the fastest first: for float32 without groups, whose
+// channels are multiples of 4. args: of MakeKernelGradientArgs.
 std::vector<KernelGradientPlan> KernelGradientPlans(const ConvArgs& args, const DeviceInfo& device);
 
-// The one that is expected to be fastest, or one without tiles.
-KernelGradientPlan ChooseKernelGradientPlan(const ConvArgs& args, const DeviceInfo& device);
-
-// The one of a tile, or one without tiles where that does not fit.
+// The plan of a tile, or one without tiles where that does not fit.
 KernelGradientPlan KernelGradientPlanOf(const KernelGradientTile& tile, const ConvArgs& args, const DeviceInfo& device);
 
 int64_t KernelGradientBytes(const ConvArgs& args, const KernelGradientPlan& plan);  // of workspace

@@ -93,6 +93,12 @@ def test_arithmetic_of_x(case: str) -> None:
     assert relative_error(found, exact(case, x, kernel, cotangent)[0]) < 2e-6
 
 
+def plans_of(case: str) -> list[planner.KernelGradient]:
+    x, kernel, _, config = operands(case)
+    sizes, _ = planner.numbers(x.shape, (1, *kernel.shape), config.geometry)
+    return planner.Layer(sizes, (), 4, precise=True).kernel_gradients(devices.current(), 1 << 10)
+
+
 def of_kernel(x: Any, cotangent: Any, kernel: Any, config: Config) -> jax.Array:
     """By the kernel for a GPU, whatever XLA would take."""
     if not devices.current().has_warpgroups:
@@ -110,6 +116,33 @@ def test_arithmetic_of_kernel(case: str) -> None:
     assert found.shape == (1, *kernel.shape)
     assert relative_error(found[0], exact(case, x, kernel, cotangent)[1]) < 1e-6
     assert np.array_equal(found, of_kernel(x, cotangent, kernel, config))
+
+
+@pytest.mark.skipif(PLATFORM != "cuda", reason="these kernels are for a GPU")
+@pytest.mark.parametrize("case", ["3x3 stride 2", "channels beside blocks", "1x1 of many channels", "one column"])
+def test_every_plan(case: str) -> None:
+    plans = plans_of(case)
+    if not plans:
+        pytest.skip("gradients of kernels need Hopper's warpgroup products")
+    x, kernel, cotangent, config = operands(case)
+    wanted, like = exact(case, x, kernel, cotangent)[1], jax.typeof(kernel[None])
+    for plan in plans:
+        poison(like.shape, jnp.float32)
+        rule = functools.partial(gpu_gradient.of_kernel, geometry=config.geometry, like=like, plan=plan)
+        assert relative_error(jax.jit(rule)(x, cotangent)[0], wanted) < 1e-6, plan
+
+
+@pytest.mark.parametrize("case", [*CASES, *KERNEL_CASES])
+def test_plans_are_sorted_and_told_apart(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_gpu(monkeypatch, (9, 0), has_warpgroups=True)
+    plans = plans_of(case)
+    assert plans
+    assert [each.us for each in plans] == sorted(each.us for each in plans)
+    assert len({each.tile[:3] for each in plans}) == len(plans)
+    whole = 4 * np.prod(operands(case)[1].shape)
+    for each in plans:
+        partials = each.tile[3] * (2 if each.tile[1] else 1)
+        assert each.workspace_bytes == (0 if partials == 1 else partials * whole)
 
 
 @pytest.mark.skipif(PLATFORM != "cuda", reason="these kernels are for a GPU")
@@ -162,7 +195,7 @@ def test_plans_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         layer = planner.Layer(
             (images, size, size, channels, window, window, out_channels, *windows, 1), (), 4, precise=True
         )
-        return layer.kernel_gradient(device)
+        return next(iter(layer.kernel_gradients(device)), None)
 
     large = plan(32, 56, 64, 3, 64)
     assert large is not None

@@ -6,12 +6,11 @@
 
 #include "cuda/core/device_call.h"
 #include "cuda/core/device_info.h"
+#include "cuda/core/swizzle.h"
 
 namespace jsc {
 
-// A row of the swizzle: channels of a staged pixel, or output channels of a staged channel.
-constexpr int kRowBytes = 128;
-constexpr int kSwizzleBytes = 1024;    // after which it repeats: where a stage may begin
+// A row of the swizzle (core/swizzle.h) is channels of a staged pixel, or output channels of a staged channel.
 constexpr int kPatchWidth = 8;         // results of a tile's row, where a tile is a patch
 constexpr int kMaxPipelineStages = 8;  // stages of either pipeline
 constexpr int kSpillBytes = 20;        // of a thread, at 3xTF32: what it spills while registers are short

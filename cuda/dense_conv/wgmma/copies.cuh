@@ -56,10 +56,6 @@ __device__ __forceinline__ void InitBarriers(Tf32x3Barriers& barriers, int reade
   InitBarriers(static_cast<WgmmaBarriers&>(barriers), readers);
 }
 
-__device__ __forceinline__ void Arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
 // The box of an im2col map's windows that begin at pixel (x, y) of an image, under the tap that lies `offset` further:
 // dx, and dy in the upper half.
 __device__ __forceinline__ void CopyUnderTap(uint32_t shared, const CUtensorMap* map, int channel, int x, int y,

@@ -23,16 +23,15 @@
 #define JSC_CUDA_DENSE_CONV_WGMMA_TF32X3_CUH_
 
 #include "cuda/core/low_parts.cuh"
+#include "cuda/core/tf32x3.cuh"
 #include "cuda/dense_conv/wgmma/steps.cuh"
 
 namespace jsc {
 
-// Two slices of a step's weights, at 3xTF32; which weights a thread has is as in StepWeights<U, float>.
+// Two slices of a step's weights, of its four; which weights a thread has is as in StepWeights<U, float>.
 template <class U>
-struct HighLowWeights {
+struct HighLowWeights : HighLowSlices {
   using Whole = StepWeights<U, float>;
-  static constexpr int kHeld = 2;  // slices, of a step's four
-  uint32_t high[kHeld][4], low[kHeld][4];
 
   // address: of a slice in a stage, plus Whole::Offset()
   __device__ __forceinline__ void Load(uint32_t address) {
@@ -41,40 +40,9 @@ struct HighLowWeights {
       Whole::LoadPair(address + k * 1024, high[k][0], high[k][1]);
       Whole::LoadPair((address ^ 64) + 4 * kRowBytes + k * 1024, high[k][2], high[k][3]);  // four channels on
     }
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float value = __uint_as_float(high[k][i]);
-        high[k][i] += 0x1000u;  // half of what is dropped
-        low[k][i] = __float_as_uint(value - __uint_as_float(high[k][i] & 0xffffe000u));
-      }
-    }
-  }
-  // sums (+)= weights x pixels, the low products first; low_pixels: from a matrix of pixels to its low parts
-  template <int kCount>
-  __device__ __forceinline__ void Multiply(float (&sums)[kCount], uint64_t pixels, uint64_t low_pixels,
-                                           bool add) const {
-    using Products = Wgmma<float, kCount * 2>;
-    BeginProducts();
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
-      Products::Multiply(sums, low[k], pixels + k * 2, add || k > 0);
-      Products::Multiply(sums, high[k], pixels + low_pixels + k * 2, true);
-    }
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k) Products::Multiply(sums, high[k], pixels + k * 2, true);
-    CommitProducts();
+    Split();
   }
 };
-
-// sums += partial, whose products are done.
-template <int kCount>
-__device__ __forceinline__ void AddPartial(float (&sums)[kCount], float (&partial)[kCount]) {
-  PinSums(partial);
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) sums[i] += partial[i];
-}
 
 // 16 bytes of pixels.
 __device__ __forceinline__ void LoadSlot(uint32_t address, uint32_t (&v)[4]) {

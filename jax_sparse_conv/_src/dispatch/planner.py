@@ -226,17 +226,16 @@ class Layer:
             return math.inf
         return math.inf if family == "per_output" else float(us)
 
-    def kernel_gradient(self, device: Device) -> KernelGradient | None:
-        """How the gradient of the layer's kernel is cut; None where no kernel of ours takes it.
+    def kernel_gradients(self, device: Device, most: int = 1) -> list[KernelGradient]:
+        """How the gradient of the layer's kernel may be cut, at most so many plans, the fastest by the model first.
 
-        Raises:
-          RuntimeError: this copy of the package is not built.
+        None for what no kernel of ours takes, and for sizes as of `candidates`, whose errors it has, too.
         """
         try:
-            found = _native.planner().kernel_gradient(self._numbers, described(device))
-        except ValueError:  # sizes beyond those that the planners know
-            return None
-        return None if found is None else KernelGradient(*found)
+            found = _native.planner().kernel_gradients(self._numbers, most, described(device))
+        except ValueError:
+            return []
+        return [KernelGradient(*plan) for plan in found]
 
 
 def numbers(x_shape: Sequence[int], kernel_shape: Sequence[int], geometry: Geometry) -> tuple[Numbers, Numbers]:

@@ -24,7 +24,7 @@ from jax import lax
 
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.dispatch import model
-from jax_sparse_conv._src.primitive import gradient_of_x
+from jax_sparse_conv._src.primitive import custom_call, gradient_of_x
 from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Geometry
@@ -122,13 +122,6 @@ def _of_kernel(x: jax.Array, cotangent: jax.Array, geometry: Geometry, like: Any
     most = (_MOST_CHUNKS, _SUMS // math.prod(like.shape), images * height * width // _PIXELS, images * height)
     chunks = max(1, min(most))
     call = jax.ffi.ffi_call(_native.target_name(_METHOD), jax.ShapeDtypeStruct((chunks, *like.shape[1:]), dtype))
-    found = call(
-        x,
-        cotangent,
-        stride=np.asarray(geometry.strides, np.int64),
-        padding=np.asarray(geometry.padding, np.int64).ravel(),
-        dilation=np.asarray(geometry.dilation, np.int64),
-        groups=np.int64(geometry.groups),
-    )
+    found = call(x, cotangent, **custom_call.geometry_attributes(geometry))
     # By additions, as XLA's reduction over the first axis takes longer than the call.
     return functools.reduce(jnp.add, (found[i : i + 1] for i in range(chunks))).astype(like.dtype)

@@ -15,6 +15,7 @@ from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.dispatch.coo import cost_model
 from jax_sparse_conv._src.primitive.primitives import Config, Operands
 from jax_sparse_conv._src.problem import geometry as geo
+from jax_sparse_conv._src.problem.geometry import Geometry
 
 _POOL_CODES = {None: 0, "max": 1, "avg": 2}
 _ACTIVATION_CODES = {None: 0, "relu": 1}
@@ -26,27 +27,33 @@ _BATCHES = tuple(2**i for i in range(16))  # of more images no call has workspac
 
 def attributes(config: Config) -> dict[str, np.ndarray | np.int64]:
     """The custom call's attributes, as `native/decode.h` reads them."""
-    geometry, pool = config.geometry, config.geometry.pool
-
-    def ints(values: Any) -> np.ndarray:
-        return np.asarray(values, np.int64).reshape(-1)
-
-    return {
-        "stride": ints(geometry.strides),
-        "padding": ints(geometry.padding),
-        "dilation": ints(geometry.dilation),
-        "groups": np.int64(geometry.groups),
+    pool = config.geometry.pool
+    return geometry_attributes(config.geometry) | {
         "activation": np.int64(_ACTIVATION_CODES[config.activation]),
         "has_bias": np.int64(config.has_bias),
         "has_residual": np.int64(config.has_residual),
         "has_packed": np.int64(config.has_packed),
         "may_be_dense": np.int64(config.may_be_dense),
         "pool": np.int64(_POOL_CODES[pool.kind if pool else None]),
-        "window": ints(pool.window if pool else (1, 1)),
-        "window_stride": ints(pool.strides if pool else (1, 1)),
-        "window_padding": ints(pool.padding if pool else ((0, 0), (0, 0))),
+        "window": _ints(pool.window if pool else (1, 1)),
+        "window_stride": _ints(pool.strides if pool else (1, 1)),
+        "window_padding": _ints(pool.padding if pool else ((0, 0), (0, 0))),
         "precision": np.int64(precision_code(config.precision)),
     }
+
+
+def geometry_attributes(geometry: Geometry) -> dict[str, np.ndarray | np.int64]:
+    """Those of a convolution without its pool, which the gradient of a kernel has, too."""
+    return {
+        "stride": _ints(geometry.strides),
+        "padding": _ints(geometry.padding),
+        "dilation": _ints(geometry.dilation),
+        "groups": np.int64(geometry.groups),
+    }
+
+
+def _ints(values: Any) -> np.ndarray:
+    return np.asarray(values, np.int64).reshape(-1)
 
 
 def precision_code(precision: Any) -> int:

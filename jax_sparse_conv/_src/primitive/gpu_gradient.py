@@ -23,6 +23,7 @@ from jax_sparse_conv._src.dispatch import choice, model, planner
 from jax_sparse_conv._src.primitive import custom_call, gradient_of_x, lowering
 from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.problem import geometry as geo
+from jax_sparse_conv._src.problem.geometry import Geometry
 
 _METHOD = "kernel_gradient"
 _MOST_PHASES = 4  # of the gradient of x, each a call and a pass over the result
@@ -62,7 +63,7 @@ def _takes_kernel(x: Any, cotangent: Any, config: Config, like: Any, device: dev
 
 
 def _plan(x: Any, config: Config, like: Any, device: devices.Device) -> planner.KernelGradient | None:
-    return planner.Layer.of(lowering.workload_of(x, like, config)).kernel_gradient(device)
+    return next(iter(planner.Layer.of(lowering.workload_of(x, like, config)).kernel_gradients(device)), None)
 
 
 def _is_transformed(cotangent: Any, config: Config, like: Any) -> bool:
@@ -80,17 +81,17 @@ def gradient(other: jax.Array, cotangent: jax.Array, *, config: Config, like: An
     if not by_kernel:
         return gradient_of_x.gradient(other, cotangent, config, like)
     plan = _plan(other, config, like, devices.current())
-    if plan is None:
-        raise ValueError(f"x {other.shape} and kernel {like.shape}: no kernel of ours computes this gradient")
-    geometry, scratch = config.geometry, jax.ShapeDtypeStruct((plan.workspace_bytes,), np.uint8)
-    call = jax.ffi.ffi_call(_native.target_name(_METHOD), (jax.ShapeDtypeStruct(like.shape, like.dtype), scratch))
+    assert plan is not None  # `takes` says so
+    return of_kernel(other, cotangent, geometry=config.geometry, like=like, plan=plan)
+
+
+def of_kernel(
+    x: jax.Array, cotangent: jax.Array, *, geometry: Geometry, like: Any, plan: planner.KernelGradient
+) -> jax.Array:
+    """x [N, H, W, C], cotangent [N, Ho, Wo, K] -> [1, kh, kw, C, K], by this plan."""
+    results = [jax.ShapeDtypeStruct(like.shape, like.dtype), jax.ShapeDtypeStruct((plan.workspace_bytes,), np.uint8)]
+    call = jax.ffi.ffi_call(_native.target_name(_METHOD), results)
     found: jax.Array = call(
-        other,
-        cotangent,
-        stride=np.asarray(geometry.strides, np.int64),
-        padding=np.asarray(geometry.padding, np.int64).ravel(),
-        dilation=np.asarray(geometry.dilation, np.int64),
-        groups=np.int64(geometry.groups),
-        tile=np.asarray(plan.tile, np.int64),
+        x, cotangent, **custom_call.geometry_attributes(geometry), tile=np.asarray(plan.tile, np.int64)
     )[0]
     return found
