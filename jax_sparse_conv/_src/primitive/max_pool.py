@@ -107,15 +107,24 @@ def _tangent_by_taps(x: jax.Array, tangent: jax.Array, *, spec: Pool) -> jax.Arr
     """Off a CPU XLA reduces no pairs, so lax would round x and the tangent to half of their bits each."""
     if math.prod(spec.window) > _MOST_TAPS:
         return _tangent_by_lax(x, tangent, spec=spec)
-    is_pixel = _padded(jnp.ones((1, *x.shape[1:3], 1), bool), spec)
-    best = found = jnp.zeros(_result(x, tangent, spec=spec, method=_TANGENT).shape, x.dtype)
-    has = jnp.zeros((1, *best.shape[1:3], 1), bool)
-    for tap in np.ndindex(*spec.window):
-        is_in = _tap(is_pixel, tap, spec)
-        value, moved = (_tap(_padded(each, spec), tap, spec) for each in (x, tangent))
-        takes = is_in & (~has | (value > best) | jnp.isnan(value))
-        best, found, has = jnp.where(takes, value, best), jnp.where(takes, moved, found), has | is_in
+    chosen, padded = _chosen(x, spec), _padded(tangent, spec)
+    found = jnp.zeros(chosen.shape, x.dtype)
+    for number, tap in enumerate(np.ndindex(*spec.window)):
+        found = jnp.where(chosen == number, _tap(padded, tap, spec), found)
     return found
+
+
+def _chosen(x: jax.Array, spec: Pool) -> jax.Array:
+    """The number of the place in each window that its last NaN or first maximum has; -1 where all is padding."""
+    is_pixel, padded = _padded(jnp.ones((1, *x.shape[1:3], 1), bool), spec), _padded(x, spec)
+    best = jnp.zeros(_result(x, x, spec=spec, method=_TANGENT).shape, x.dtype)
+    number_type = np.dtype(np.int8 if math.prod(spec.window) <= np.iinfo(np.int8).max else np.int16)
+    chosen = jnp.full(best.shape, -1, number_type)
+    for number, tap in enumerate(np.ndindex(*spec.window)):
+        value = _tap(padded, tap, spec)
+        takes = _tap(is_pixel, tap, spec) & ((chosen < 0) | (value > best) | jnp.isnan(value))
+        best, chosen = jnp.where(takes, value, best), jnp.where(takes, number_type.type(number), chosen)
+    return chosen
 
 
 def _padded(x: jax.Array, spec: Pool) -> jax.Array:
@@ -136,12 +145,7 @@ def _gradient_by_taps(x: jax.Array, cotangent: jax.Array, *, spec: Pool) -> jax.
         return _gradient_by_lax(x, cotangent, spec=spec)
     if 0 in cotangent.shape:
         return jnp.zeros_like(x)
-    is_pixel, padded = _padded(jnp.ones((1, *x.shape[1:3], 1), bool), spec), _padded(x, spec)
-    best, chosen = jnp.zeros_like(cotangent), jnp.full(cotangent.shape, -1, np.int8)
-    for number, tap in enumerate(np.ndindex(*spec.window)):
-        value = _tap(padded, tap, spec)
-        takes = _tap(is_pixel, tap, spec) & ((chosen < 0) | (value > best) | jnp.isnan(value))
-        best, chosen = jnp.where(takes, value, best), jnp.where(takes, np.int8(number), chosen)
+    chosen = _chosen(x, spec)
     wide = x.dtype if x.dtype.itemsize > 4 else np.dtype(np.float32)
     zero, found = np.zeros((), wide), jnp.zeros(x.shape, wide)
     for number, tap in enumerate(np.ndindex(*spec.window)):
