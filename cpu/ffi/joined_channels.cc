@@ -50,7 +50,7 @@ ffi::ErrorOr<std::vector<MapPass>> MakeJoined(ffi::RemainingArgs maps, size_t co
           InvalidChannels("maps side by side must have the dtype of the result, and its pixels or 2x2 each"));
     }
     passes.push_back({*call, {}, first_sum});
-    passes.back().call.wide = all->channels;
+    passes.back().call.pixel_stride = all->channels;
     if (sums) passes.back().call.columns = map->dimensions()[2];
     channels += call->channels;
     first_sum += 2 * PaddedChannels(call->channels);

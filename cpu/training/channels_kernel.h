@@ -60,13 +60,13 @@ template <typename A>
 
 // Where the result that a pixel of x belongs to begins.
 inline int64_t ResultOf(const ChannelsCall& call, int64_t pixel) {
-  if (call.columns == 0) return pixel * call.wide;
+  if (call.columns == 0) return pixel * call.pixel_stride;
   const int64_t row = pixel / call.columns, column = pixel % call.columns;
-  return (row / 2 * (call.columns / 2) + column / 2) * call.wide;
+  return (row / 2 * (call.columns / 2) + column / 2) * call.pixel_stride;
 }
 
-// Two values of each pixel, summed over pixels [begin, end): `value(element, far, channel, width, first, second)` gives
-// a vector of both, which begins at `element` of x, `far` of the result, and `channel` of the rows.
+// Two values of each pixel, summed over pixels [begin, end): `value(element, of_result, channel, width, first, second)`
+// gives a vector of both, which begins at `element` of x, `of_result` of the result, and `channel` of the rows.
 template <typename A, typename Value>
 [[gnu::always_inline]] inline void SumOverPixels(const ChannelsTask& task, const Value& value) {
   constexpr int64_t kChannelsAtOnce = 512;
@@ -82,8 +82,8 @@ template <typename A, typename Value>
       for (int64_t pixel = block; pixel < end;) {
         const bool several = pixel + kPixelsAtOnce <= end;
         const int64_t first = pixel * channels + part;
-        int64_t far[kPixelsAtOnce] = {};
-        for (int i = 0; i < (several ? kPixelsAtOnce : 1); ++i) far[i] = ResultOf(*task.call, pixel + i) + part;
+        int64_t of_result[kPixelsAtOnce] = {};
+        for (int i = 0; i < (several ? kPixelsAtOnce : 1); ++i) of_result[i] = ResultOf(*task.call, pixel + i) + part;
         for (int64_t v = 0; v < count; v += kLanes<A>) {
           const int64_t width = Min(kLanes<A>, count - v);
           Vector<A> ones = {}, others = {};
@@ -91,14 +91,14 @@ template <typename A, typename Value>
 #pragma GCC unroll 4
             for (int i = 0; i < kPixelsAtOnce; ++i) {
               Vector<A> one, other;
-              value(first + i * channels + v, far[i] + v, part + v, kLanes<A>, one, other);
+              value(first + i * channels + v, of_result[i] + v, part + v, kLanes<A>, one, other);
               ones += one;
               others += other;
             }
           } else {
             for (int i = 0; i < (several ? kPixelsAtOnce : 1); ++i) {
               Vector<A> one, other;
-              value(first + i * channels + v, far[i] + v, part + v, width, one, other);
+              value(first + i * channels + v, of_result[i] + v, part + v, width, one, other);
               ones += one;
               others += other;
             }
@@ -138,10 +138,10 @@ template <typename T, typename Value>
   T* out = static_cast<T*>(call.out);
   for (int64_t pixel = task.begin; pixel < task.end; ++pixel) {
     const int64_t of_x = half == 0 ? pixel : 2 * (pixel / half * call.columns + pixel % half);
-    const int64_t first = of_x * channels, far = pixel * call.wide;
-    for (int64_t v = 0; v < whole; v += kLanes<A>) Store(out + far + v, value(first + v, v, kLanes<A>));
+    const int64_t first = of_x * channels, of_result = pixel * call.pixel_stride;
+    for (int64_t v = 0; v < whole; v += kLanes<A>) Store(out + of_result + v, value(first + v, v, kLanes<A>));
     if (whole < channels) {
-      StoreFirst(out + far + whole, value(first + whole, whole, channels - whole), channels - whole);
+      StoreFirst(out + of_result + whole, value(first + whole, whole, channels - whole), channels - whole);
     }
   }
 }
@@ -193,9 +193,9 @@ void RunChannelAffineGradientOf(const ChannelsTask& task) {
   using A = Accumulator<T>;
   const ChannelsView<T> view(task);
   SumOverPixels<A>(
-      task, [&](int64_t element, int64_t far, int64_t channel, int64_t width, Vector<A>& one, Vector<A>& other) {
+      task, [&](int64_t element, int64_t of_result, int64_t channel, int64_t width, Vector<A>& one, Vector<A>& other) {
         const Vector<A> none = {}, centered = LoadFirstOf<A>(view.x + element, width) - Load(view.center + channel);
-        one = LoadFirstOf<A>(view.cotangent + far, width);
+        one = LoadFirstOf<A>(view.cotangent + of_result, width);
         if (kMask == Mask::kOfX) {
           one = Rounded<T>(Affine(centered, view.scale + channel, view.shift + channel)) > none ? one : none;
         } else if (kMask == Mask::kOfResult) {
