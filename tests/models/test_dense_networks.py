@@ -120,21 +120,24 @@ class Leaky(units.PreActivation):
 
 @pytest.mark.parametrize("replaced", ["a layer", "a norm", "the last norm"])
 def test_a_step_runs_parts_of_classes_of_their_own(replaced: str) -> None:
-    x = jax.random.normal(jax.random.key(0), (2, 32, 32, 3))
-    steps = []
-    for implementation in (None, "xla"):
-        model = DenseNet((2, 3), 10, width=64, rngs=nnx.Rngs(0), implementation=implementation)
-        layer = model.blocks[1][1]
-        if replaced == "a layer":
-            layer.__class__ = HalfAsMuch
-        elif replaced == "a norm":
-            layer.norm.__class__ = Leaky
-        else:
-            model.norm = nnx.LayerNorm(model.norm.batch_norm.num_features, rngs=nnx.Rngs(0))
-            model.eval()
-            assert model(x).shape == (2, 10)
-        steps.append(step_of(model)(x))
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3), *steps)
+    with jax.enable_x64(True):
+        x = jax.random.normal(jax.random.key(0), (2, 32, 32, 3), "float64")
+        build = functools.partial(DenseNet, (2, 3), 10, width=64, param_dtype=jnp.float64)
+        steps = []
+        for implementation in (None, "xla"):
+            model = build(rngs=nnx.Rngs(0), implementation=implementation)
+            layer = model.blocks[1][1]
+            if replaced == "a layer":
+                layer.__class__ = HalfAsMuch
+            elif replaced == "a norm":
+                layer.norm.__class__ = Leaky
+            else:
+                channels = model.norm.batch_norm.num_features
+                model.norm = nnx.LayerNorm(channels, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+                model.eval()
+                assert model(x).shape == (2, 10)
+            steps.append(step_of(model)(x))
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9), *steps)
 
 
 @pytest.mark.skipif(devices.default_platform() != "cpu", reason="the calls are the CPU's")
