@@ -45,7 +45,7 @@ SUITES = {
 
 TOOLS = {
     "chain_tiles": ("tune.chain_tiles", "search for the fastest tiles of fused chains"),
-    "gradient_plans": ("tune.gradient_plans", "Hopper: gradients of kernels, the plan picked and the fastest"),
+    "gradient_regret": ("tune.gradient_regret", "what choices of gradients lose, from raw times of tune --gradients"),
     "crossover": ("suites.crossover", "plot of ratio against zeros, from results"),
     "document": ("document.command", "write the pages of figures from the results"),
     "check": ("document.check", "are figures in pages what the files say? ages, losses"),

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import types
 from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
-from platforms import on_a_gpu
 
 from benchmarks.document import layer_tables, network_tables
 from benchmarks.networks import training
 from benchmarks.suites import accuracy, gradients
-from benchmarks.tune import gradient_plans
 from jax_sparse_conv._src import devices
 
 
@@ -57,23 +54,6 @@ def test_steps_in_bfloat16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "bf16" in step.lower(weights, rest, jnp.zeros((2, 64, 64, 3))).as_text()
     assert training.main(["--networks", training.FLAXS, "--precision", "bfloat16"]) == 1
     assert "this package's networks" in capsys.readouterr().err
-
-
-def test_plans_of_gradients_are_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    on_a_gpu(monkeypatch, (9, 0), has_warpgroups=False)
-    assert gradient_plans.main([]) == 1
-    assert "needs a Hopper GPU" in capsys.readouterr().err
-    on_a_gpu(monkeypatch, (9, 0), has_warpgroups=True)
-    monkeypatch.setattr(gradients, "LARGE", (gradients.Layer(1, 9, 16, 16), gradients.Layer(1, 9, 16, 16, groups=2)))
-    monkeypatch.setattr(
-        gradient_plans.timing,
-        "per_call",
-        lambda sides, *_: {name: types.SimpleNamespace(microseconds=float(9 - i)) for i, name in enumerate(sides)},
-    )
-    assert gradient_plans.main(["--most", "4"]) == 0
-    out = capsys.readouterr().out
-    assert "ratio: 1.500 in geometric mean, 1.500 at most" in out  # 9 us of the first of four plans, 6 of the last
-    assert out.count("1x9x9, 3x3 16->16") == 1
 
 
 def test_flaxs_own_network_is_accelerated() -> None:

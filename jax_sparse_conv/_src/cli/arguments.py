@@ -101,6 +101,7 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     add("--budget", type=float, default=30, metavar="MINUTES", help="stop after so long (default: 30)")
     add("--part", type=_part, default=(1, 1), metavar="I/N", help="every Nth call from the Ith: a process per GPU")
     add("--out", type=Path, metavar="FOLDER", help="of the table and the raw times (default: the user's cache folder)")
+    add("--gradients", action="store_true", help="time gradients, for training; with --show and --fit of theirs")
     add("--no-xla", action="store_true", help="time kernels alone, which is enough to fit their models and fast")
     add("--show", action="store_true", help="print the tables in use for the device, and stop")
     fit = "fit the models to raw times, those of the user's cache folder or of these files, and stop"

@@ -7,8 +7,9 @@ Of the kernel: a native call that skips the zeros of x, or of the cotangent wher
 (`cpu/ffi/kernel_gradient.cc`). Of a depthwise kernel of few taps: a product and a sum for each tap, as there a vector
 of a group's channels has one.
 
-XLA has the rest: windows, strides and channels that these do not suit, by "cpu gradients" of `dispatch/model.json`.
-In groups no channels are too few, since XLA's gradients are slowest there (`benchmarks gradients`).
+XLA has the rest. Which of them is faster says a row of a table (`dispatch/gradient_table.py`). Without one XLA has the
+windows, strides and channels that these do not suit, by "cpu gradients" of `dispatch/model.json`. In groups no channels
+are too few, since XLA's gradients are slowest there (`benchmarks gradients`).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import numpy as np
 from jax import lax
 
 from jax_sparse_conv._src import _native
-from jax_sparse_conv._src.dispatch import model
-from jax_sparse_conv._src.primitive import custom_call, gradient_of_x
+from jax_sparse_conv._src.dispatch import gradient_table, model
+from jax_sparse_conv._src.primitive import custom_call, gradient_of_x, lowering
 from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Geometry
@@ -39,18 +40,33 @@ _MOST_CHUNKS, _SUMS, _PIXELS = 16, 1 << 19, 1 << 10
 
 
 def takes(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool) -> bool:
-    """Whether a gradient is computed here: of known sizes, enough channels for vectors of them, and usual windows."""
+    """Whether a gradient is computed here, and not by XLA."""
+    if not can(other, cotangent, config, like, by_kernel):
+        return False
+    x, kernel = (other, like) if by_kernel else (like, other)
+    row = gradient_table.on_cpu(lowering.workload_of(x, kernel, config), by_kernel)
+    return _suits(cotangent, kernel.shape, config.geometry, by_kernel) if row is None else row.is_ours
+
+
+def can(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool) -> bool:
+    """Whether a gradient may be computed here: of known sizes and one dtype, and by windows that the calls take."""
     shapes = (other.shape, cotangent.shape, like.shape)
     if any(geo.is_symbolic(*shape) or 0 in shape for shape in shapes):
         return False
     if _native.why_missing(_METHOD, "cpu", like.dtype) is not None or cotangent.dtype != like.dtype:
         return False
-    if not _suits(cotangent, (like if by_kernel else other).shape, config.geometry, by_kernel):
+    if max(_reaches((like if by_kernel else other).shape, config.geometry)) > _MOST_REACH:
         return False
     if not by_kernel:
         return gradient_of_x.has_simple_phases(config)
     sizes = [math.prod(shape[1:]) for shape in shapes]
     return other.shape[2] <= _MOST_COLUMNS and max(sizes) < _MOST_ELEMENTS
+
+
+def _reaches(kernel_shape: tuple[int, ...], geometry: Geometry) -> list[int]:
+    """How many results a window reaches over, in rows and columns."""
+    triples = zip(kernel_shape[1:3], geometry.dilation, geometry.strides, strict=True)
+    return [(n - 1) * d // s for n, d, s in triples]
 
 
 def _suits(cotangent: Any, kernel_shape: tuple[int, ...], geometry: Geometry, by_kernel: bool) -> bool:
@@ -59,8 +75,7 @@ def _suits(cotangent: Any, kernel_shape: tuple[int, ...], geometry: Geometry, by
     limits = model.shipped("cpu gradients")
     if geometry.groups == 1 and (out_channels if by_kernel else in_channels) < limits["channels, least"]:
         return False
-    reaches = ((n - 1) * d // s for n, d, s in zip(taps, geometry.dilation, geometry.strides, strict=True))
-    if math.prod(geometry.strides) > limits["phases, most"] or max(reaches) > _MOST_REACH:
+    if math.prod(geometry.strides) > limits["phases, most"]:
         return False
     return geometry.groups > 1 or math.prod(taps) <= max(limits["taps, few"], math.prod(cotangent.shape[1:3]))
 

@@ -5,8 +5,9 @@ Of x: convolutions of the cotangent (`gradient_of_x`), where `implementation=Non
 Of the kernel: a kernel for Hopper's warpgroup products (`cuda/training/kernel_gradient.cu`). It is dense, by the tensor
 cores in parts (3xTF32), and its sums are split, which XLA's are not.
 
-XLA has the rest. That is also 3x3 windows of very many channels, which cuDNN transforms, by "gpu gradients" of
-`dispatch/model.json` (`benchmarks gradients`).
+XLA has the rest. Which of them is faster says a row of a table (`dispatch/gradient_table.py`). Without one of x it is
+the forward choice, and of the kernel the planner's model with "gpu gradients" of `dispatch/model.json`: XLA has few
+products, and 3x3 windows of very many channels, which cuDNN transforms (`benchmarks gradients`).
 """
 
 from __future__ import annotations
@@ -19,18 +20,35 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_sparse_conv._src import _native, devices
-from jax_sparse_conv._src.dispatch import choice, model, planner
+from jax_sparse_conv._src.dispatch import choice, gradient_table, model, planner
 from jax_sparse_conv._src.primitive import custom_call, gradient_of_x, lowering
 from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Geometry
+from jax_sparse_conv._src.problem.workload import Workload
 
 _METHOD = "kernel_gradient"
 _MOST_PHASES = 4  # of the gradient of x, each a call and a pass over the result
 
 
 def takes(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool) -> bool:
-    """Whether a gradient is computed here, on the GPU that is lowered for."""
+    """Whether a gradient is computed here, on the GPU that is lowered for, and not by XLA."""
+    if not can(other, cotangent, config, like, by_kernel):
+        return False
+    device = devices.known()
+    assert device is not None  # `can` says so
+    row = gradient_table.on_gpu(_workload(other, config, like, by_kernel), by_kernel, device)
+    if row is not None:
+        return row.is_ours
+    if by_kernel:  # whose rule knows XLA's times on one kind of GPU
+        return device.capability == choice.MEASURED and _suits_kernel(other, cotangent, config, like, device)
+    return all(
+        _is_ours(cotangent, other, config, *pair) for pair in gradient_of_x.phases(other, cotangent, config, like)
+    )
+
+
+def can(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool) -> bool:
+    """Whether a gradient may be computed here: at HIGHEST, of known sizes, on a GPU that has the kernels."""
     if not custom_call.is_highest(config.precision):
         return False
     if any(geo.is_symbolic(*each.shape) or 0 in each.shape or each.dtype != jnp.float32 for each in (other, cotangent)):
@@ -38,12 +56,18 @@ def takes(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool
     device, method = devices.known(), _METHOD if by_kernel else "direct"
     if device is None or not device.has_fast_tf32 or _native.why_missing(method, "cuda", like.dtype) is not None:
         return False
-    if by_kernel:  # whose rule knows XLA's times on one kind of GPU
-        return device.capability == choice.MEASURED and _takes_kernel(other, cotangent, config, like, device)
-    if not gradient_of_x.has_simple_phases(config) or math.prod(config.geometry.strides) > _MOST_PHASES:
-        return False
-    pairs = gradient_of_x.phases(other, cotangent, config, like)
-    return all(_is_ours(cotangent, other, config, *pair) for pair in pairs)
+    if by_kernel:
+        return like.shape[0] == 1 and bool(_layer(other, config, like).kernel_gradients(device))
+    return gradient_of_x.has_simple_phases(config) and math.prod(config.geometry.strides) <= _MOST_PHASES
+
+
+def _workload(other: Any, config: Config, like: Any, by_kernel: bool) -> Workload:
+    """The convolution that is differentiated."""
+    return lowering.workload_of(*((other, like) if by_kernel else (like, other)), config)
+
+
+def _layer(x: Any, config: Config, like: Any) -> planner.Layer:
+    return planner.Layer.of(lowering.workload_of(x, like, config))
 
 
 def _is_ours(cotangent: Any, kernel: Any, config: Config, rows: Any, columns: Any) -> bool:
@@ -53,17 +77,14 @@ def _is_ours(cotangent: Any, kernel: Any, config: Config, rows: Any, columns: An
     return choice.on_gpu(lowering.workload_of(cotangent, turned, part)).method != "xla"
 
 
-def _takes_kernel(x: Any, cotangent: Any, config: Config, like: Any, device: devices.Device) -> bool:
+def _suits_kernel(x: Any, cotangent: Any, config: Config, like: Any, device: devices.Device) -> bool:
+    """Whether the kernel's gradient is expected to be faster here than XLA's."""
     limits = model.shipped("gpu gradients")
-    if like.shape[0] > 1 or min(like.shape[3:]) < limits["channels, least"] or _is_transformed(cotangent, config, like):
+    if min(like.shape[3:]) < limits["channels, least"] or _is_transformed(cotangent, config, like):
         return False
-    plan = _plan(x, config, like, device)
+    (plan,) = _layer(x, config, like).kernel_gradients(device)
     operations = 2.0 * math.prod(cotangent.shape[:3]) * math.prod(like.shape)
-    return plan is not None and operations >= limits["operations of a microsecond, least"] * plan.us
-
-
-def _plan(x: Any, config: Config, like: Any, device: devices.Device) -> planner.KernelGradient | None:
-    return next(iter(planner.Layer.of(lowering.workload_of(x, like, config)).kernel_gradients(device)), None)
+    return operations >= limits["operations of a microsecond, least"] * plan.us
 
 
 def _is_transformed(cotangent: Any, config: Config, like: Any) -> bool:
@@ -80,8 +101,10 @@ def gradient(other: jax.Array, cotangent: jax.Array, *, config: Config, like: An
     """As `differentiation.gradient`, of what `takes` takes."""
     if not by_kernel:
         return gradient_of_x.gradient(other, cotangent, config, like)
-    plan = _plan(other, config, like, devices.current())
-    assert plan is not None  # `takes` says so
+    workload, device = _workload(other, config, like, by_kernel), devices.current()
+    row = gradient_table.on_gpu(workload, by_kernel, device)
+    plan = gradient_table.plan_of(row, planner.Layer.of(workload), device)
+    assert plan is not None  # `can` says so
     return of_kernel(other, cotangent, geometry=config.geometry, like=like, plan=plan)
 
 

@@ -12,17 +12,17 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
 from jax_sparse_conv import models
 from jax_sparse_conv._src import devices, environment
-from jax_sparse_conv._src.dispatch import cpu_table, folders, model, table
+from jax_sparse_conv._src.dispatch import cpu_table, folders, gradient_table, model, table
 from jax_sparse_conv._src.dispatch.table import Key, Row, Table
 from jax_sparse_conv._src.layers.calls import Call
 from jax_sparse_conv._src.plans.timing import geometric_mean
-from jax_sparse_conv._src.tune import cpu, fit, measure, raw_times, workloads
+from jax_sparse_conv._src.tune import cpu, fit, gradients, measure, raw_times, workloads
 
 CPU = "cpu"
 """The name of this device among those of `--device`."""
@@ -30,6 +30,9 @@ NETWORKS = ("vgg19", "resnet50", "densenet121", "regnetx_400mf")
 _ENDINGS = (".json", ".times.jsonl")  # of a table and of its raw times
 _LEAST_GAIN = 0.98  # of XLA's time: what gains less is XLA's
 _CLEAR_ACROSS_RUNS = 1.08  # times of two runs differ by less for the same kernel
+
+_Key = TypeVar("_Key")
+_Timed = TypeVar("_Timed")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -40,7 +43,9 @@ def run(options: argparse.Namespace) -> None:
       OSError: a file that cannot be read or written.
     """
     is_of_cpu = options.device == CPU or (options.device is None and jax.default_backend() != "gpu")
-    if options.fit is not None:
+    if options.gradients:
+        _gradients(options, devices.cpu() if is_of_cpu else None)
+    elif options.fit is not None:
         _fit(options.fit, options.out)
     elif options.show:
         _print(described_cpu(devices.cpu()) if is_of_cpu else described(_gpu(options.device or 0).device_kind))
@@ -86,6 +91,34 @@ def _tune_cpu(options: argparse.Namespace, folder: Path) -> None:
     print(f"{cpu_summary(made)}\ntable: {path}, raw times: {raw}")
 
 
+def _gradients(options: argparse.Namespace, here: devices.Cpu | None) -> None:
+    """All of it with `--gradients`: on a CPU, else on a GPU."""
+    if options.no_xla:
+        raise ValueError("--no-xla is not for --gradients: their table compares with XLA")
+    gpu = jax.local_devices(backend="cpu")[0] if here is not None else _gpu(options.device or 0)
+    machine = devices.Device.of(gpu.local_hardware_id or 0) if here is None else here
+    folder = gradient_table.folder_in(options.out or folders.cache_folder())
+    path, raw = (folder / f"{gradient_table.slug_of(machine)}{ending}" for ending in _ENDINGS)
+    if options.show:
+        return _print(_described(gradient_table.paths(machine), gradient_table.load, gradients.summary))
+    if options.fit is None:
+        calls = workloads.expanded(_layers(options), options.batch, options.kinds)
+
+        def line_of(key: tuple[Key, bool], gradient: gradients.Gradient) -> Mapping[str, Any]:
+            return gradients.line_of(*key, gradients.times_of(gradient))
+
+        known = [(entry.key, entry.by_kernel) for entry in gradients.read(raw)]
+        run = cpu.described(machine) if isinstance(machine, devices.Cpu) else raw_times.described(machine)
+        with jax.default_device(gpu):
+            due = _due(gradients.gradients_of(calls), gradients.key_of, options.part, known)
+            _time_all(due, raw, options.budget, run, line_of)
+    files = options.fit or [raw]
+    made = gradients.table_of(machine, [entry for file in files for entry in gradients.read(file)])
+    gradient_table.save(path, made)
+    gradient_table.forget()
+    print(f"{gradients.summary(made)}\ntable: {path}, raw times: {', '.join(map(str, files))}")
+
+
 def _gpu(number: int) -> jax.Device:
     gpus = jax.local_devices() if jax.default_backend() == "gpu" else []
     found = next((gpu for gpu in gpus if (gpu.local_hardware_id or 0) == number), None)
@@ -107,8 +140,8 @@ def _layers(options: argparse.Namespace) -> list[Call]:
 
 
 def _due(
-    calls: Iterable[Call], key_of: Callable[[Call], Key | None], part: tuple[int, int], known: Sequence[Key]
-) -> dict[Key, Call]:
+    calls: Iterable[_Timed], key_of: Callable[[_Timed], _Key | None], part: tuple[int, int], known: Sequence[_Key]
+) -> dict[_Key, _Timed]:
     """The calls of a part, such as (1, 4), that have no times yet, by key."""
     first, step = part
     keys = {key: call for call in calls if (key := key_of(call)) is not None}
@@ -117,11 +150,11 @@ def _due(
 
 
 def _time_all(
-    due: Mapping[Key, Call],
+    due: Mapping[_Key, _Timed],
     raw: Path,
     minutes: float,
     run: Mapping[str, Any],
-    line_of: Callable[[Key, Call], Mapping[str, Any]],
+    line_of: Callable[[_Key, _Timed], Mapping[str, Any]],
 ) -> None:
     """Time calls and write each down at once, so that nothing is lost by stopping."""
     raw.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,232 @@
+"""`tune --gradients`: times of the gradients of convolutions, by XLA and by this package, and the table that they make.
+
+A time is of one gradient, from a cotangent with as many zeros as x (`measure.ZEROS`). Sides take turns. On a GPU only
+HIGHEST has gradients of this package; of a kernel's the plans that the planner expects to be fastest are timed.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_sparse_conv._src import devices
+from jax_sparse_conv._src.dispatch import gradient_table
+from jax_sparse_conv._src.dispatch.gradient_table import Row, Table
+from jax_sparse_conv._src.dispatch.planner import Layer
+from jax_sparse_conv._src.dispatch.table import Key
+from jax_sparse_conv._src.layers.calls import Call
+from jax_sparse_conv._src.plans import timing
+from jax_sparse_conv._src.primitive import cpu_gradient, differentiation, gpu_gradient, lowering, primitives
+from jax_sparse_conv._src.tune import measure, raw_times
+
+OURS = "ours"
+"""In names of times; of a kernel's gradient on a GPU its plan is behind it, as in "ours 3,1,32,44"."""
+
+_PLANS = 3  # that are timed
+_AGAIN = 2  # of them, once more beside XLA
+_SAMPLES, _SAMPLES_AGAIN = 5, 15
+_VALUES = 999_983  # that are drawn, and repeated: a map of 2e8 takes the host seconds
+_SECONDS = 4.0  # for a gradient: XLA's of a kernel in groups takes seconds on a CPU
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradient:
+    """A gradient of one convolution.
+
+    Attributes:
+      call: without bias, residual, ReLU and pool.
+      by_kernel: whether it is of the kernel, not of x.
+    """
+
+    call: Call
+    by_kernel: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What a line of raw times says.
+
+    Attributes:
+      key: the convolution.
+      by_kernel: whether it is the kernel's gradient.
+      times: microseconds by name: "xla", and what begins with `OURS`.
+      run: date, commit, command, versions, and the machine.
+    """
+
+    key: Key
+    by_kernel: bool
+    times: Mapping[str, float]
+    run: Mapping[str, Any]
+
+
+def gradients_of(calls: Iterable[Call]) -> list[Gradient]:
+    """The distinct gradients of the convolutions among calls; of an image only that of the kernel is ever asked for."""
+    plain = [
+        dataclasses.replace(
+            call, op="conv", geometry=call.geometry.without_pool(), bias=False, residual=False, activation=None
+        )
+        for call in calls
+        if call.op != "dense"
+    ]
+    pairs = [(call, by_kernel) for call in dict.fromkeys(plain) for by_kernel in (False, True)]
+    return [Gradient(*pair) for pair in pairs if pair[1] or not _operands(pair[0])[3].is_image]
+
+
+def key_of(gradient: Gradient) -> tuple[Key, bool] | None:
+    """The row of a gradient on the default device; None of what is XLA's in any case."""
+    _, x, kernel, workload = _operands(gradient.call)
+    is_gpu = devices.default_platform() == "cuda"
+    arguments = _arguments(gradient)
+    takes = gpu_gradient.can if is_gpu else cpu_gradient.can
+    if not takes(kernel if not gradient.by_kernel else x, _cotangent(gradient.call), **arguments):
+        return None
+    key = gradient_table.key_of(workload, "cuda" if is_gpu else "cpu")
+    return None if key is None else (key, gradient.by_kernel)
+
+
+def times_of(gradient: Gradient, seed: int = 0) -> dict[str, float]:
+    """Microseconds by name on the default device, a CPU or a GPU.
+
+    Args:
+      gradient: one that has a key.
+      seed: of the values.
+    """
+    sides = {name: jax.jit(function) for name, function in _sides(gradient).items()}
+    operands = list(_values(gradient, seed))
+    here = next(iter(operands[0][0].devices()))  # JAX's default device, which other threads are not told
+    jobs = [(functools.partial(_compile, side, operands, here), name == measure.XLA) for name, side in sides.items()]
+    collections.deque(timing.compile_each(jobs), maxlen=0)
+    first = timing.per_call(sides, operands, _SAMPLES, _SECONDS)
+    ours = sorted((name for name in sides if name != measure.XLA), key=lambda name: first[name].median)[:_AGAIN]
+    again = {name: sides[name] for name in (measure.XLA, *ours)}
+    second = timing.per_call(again, operands, _SAMPLES_AGAIN, _SECONDS)
+    return {name: each.microseconds for name, each in {**first, **second}.items()}
+
+
+def _compile(side: timing.Function, operands: list[timing.Operands], here: Any) -> None:
+    with jax.default_device(here):
+        timing.compile_ahead(side, operands)
+
+
+def _operands(call: Call) -> tuple[primitives.Config, Any, Any, Any]:
+    """The configuration of a convolution, its x and kernel as the primitive has them, and the workload."""
+    config, x, kernel, _ = measure.bound(call)
+    bare = dataclasses.replace(config.bare(), by_lax=False, tile=None)
+    return bare, x, kernel, lowering.workload_of(x, kernel, bare)
+
+
+def _arguments(gradient: Gradient) -> dict[str, Any]:
+    config, x, kernel, _ = _operands(gradient.call)
+    return {"config": config, "like": kernel if gradient.by_kernel else x, "by_kernel": gradient.by_kernel}
+
+
+def _cotangent(call: Call) -> Any:
+    config, x, kernel, _ = _operands(call)
+    return primitives.result_aval(x, kernel, config=config)
+
+
+def _sides(gradient: Gradient) -> dict[str, timing.Function]:
+    arguments = _arguments(gradient)
+    sides: dict[str, timing.Function] = {measure.XLA: functools.partial(differentiation.gradient, **arguments)}
+    if devices.default_platform() != "cuda":
+        return sides | {OURS: functools.partial(cpu_gradient.gradient, **arguments)}
+    if not gradient.by_kernel:
+        return sides | {OURS: functools.partial(gpu_gradient.gradient, **arguments)}
+    config, workload = arguments["config"], _operands(gradient.call)[3]
+    given = {"geometry": config.geometry, "like": arguments["like"]}
+    plans = Layer.of(workload).kernel_gradients(devices.current(), _PLANS)
+    return sides | {name_of(plan.tile): functools.partial(gpu_gradient.of_kernel, **given, plan=plan) for plan in plans}
+
+
+def _values(gradient: Gradient, seed: int) -> Iterable[timing.Operands]:
+    """x, or the kernel, and the cotangent that successive calls rotate through."""
+    _, x, kernel, _ = _operands(gradient.call)
+    rng = np.random.default_rng(seed)
+    dense = rng.standard_normal(_VALUES, np.float32)
+    sparse = np.where(rng.random(_VALUES, np.float32) < measure.ZEROS, np.float32(0), dense)
+
+    def repeated(values: np.ndarray, like: Any) -> jax.Array:
+        return jnp.asarray(np.resize(values, like.shape), like.dtype)
+
+    first = repeated(sparse, x) if gradient.by_kernel else repeated(dense, kernel)
+    for cotangent in timing.rotations(repeated(sparse, _cotangent(gradient.call))):
+        yield first, cotangent
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def name_of(tile: Sequence[int]) -> str:
+    """Of a plan's time."""
+    return f"{OURS} {','.join(map(str, tile))}"
+
+
+def tile_of(name: str) -> tuple[int, ...]:
+    """The inverse of `name_of`; nothing of `OURS` alone.
+
+    Raises:
+      ValueError: another name.
+    """
+    first, _, numbers = name.partition(" ")
+    if first != OURS:
+        raise ValueError(f"{name!r} does not begin with {OURS!r}")
+    return tuple(int(number) for number in numbers.split(",") if number)
+
+
+def table_of(machine: gradient_table.Machine, entries: Sequence[Entry]) -> Table:
+    """The table of a machine from raw times, of which the last of a gradient count."""
+    runs = list({json.dumps(entry.run, sort_keys=True): entry.run for entry in entries}.values())
+    latest = {(entry.key, entry.by_kernel): entry for entry in entries}
+    rows = [_row(entry, runs.index(entry.run)) for entry in latest.values()]
+    return Table(gradient_table.machine_of(machine), *raw_times.with_used_runs(rows, runs))
+
+
+def _row(entry: Entry, run: int) -> Row:
+    best = min((name for name in entry.times if name != measure.XLA), key=lambda name: entry.times[name])
+    us, xla_us = entry.times[best], entry.times[measure.XLA]
+    return Row(entry.key, entry.by_kernel, tile_of(best), us, xla_us, run)
+
+
+def summary(made: Table) -> str:
+    """A table's rows by kind and gradient: how many there are, how many are ours, and XLA's time over ours in those."""
+    lines = [f"{'kind':8} {'by':7} {'rows':>5} {'ours':>5} {'ratio':>6} {'least':>6}"]
+    for kind, by_kernel in sorted({(row.key.kind, row.by_kernel) for row in made.rows}):
+        rows = [row for row in made.rows if (row.key.kind, row.by_kernel) == (kind, by_kernel)]
+        ratios = [row.xla_us / row.us for row in rows if row.is_ours] or [1.0]
+        counts = f"{len(rows):5} {sum(row.is_ours for row in rows):5}"
+        by = "kernel" if by_kernel else "x"
+        lines.append(f"{kind:8} {by:7} {counts} {timing.geometric_mean(ratios):6.2f} {min(ratios):6.2f}")
+    return "\n".join(lines)
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def line_of(key: Key, by_kernel: bool, times: Mapping[str, float]) -> dict[str, Any]:
+    """An entry as a line of raw times."""
+    named = {name: round(us, 3) for name, us in times.items()}
+    return {"gradient": gradient_table.key_values(key, by_kernel), "times": named}
+
+
+def read(raw: Path) -> list[Entry]:
+    """The entries of raw times of gradients; of a line that was cut off by stopping nothing is read.
+
+    Raises:
+      ValueError: another file.
+    """
+    found = []
+    for line, run in raw_times.lines(raw):
+        if "gradient" not in line:
+            raise ValueError(f"{raw} holds no times of gradients: {json.dumps(line)[:80]}")
+        times = {str(name): float(us) for name, us in line["times"].items()}
+        found.append(Entry(*gradient_table.key_from(line["gradient"]), times, run))
+    return found
