@@ -163,9 +163,11 @@ def cpu_model() -> str:
 def _tables() -> dict[str, str]:
     """Which tables of choices are there for the first device, a GPU or the CPU."""
     table = importlib.import_module("jax_sparse_conv._src.dispatch.table")
+    gradient_table = importlib.import_module("jax_sparse_conv._src.dispatch.gradient_table")
     devices = importlib.import_module("jax_sparse_conv._src.devices")
     first = importlib.import_module("jax").local_devices()[0]
     paths = table.paths_of(devices.cpu().slug) if first.platform == "cpu" else table.paths_on(first)
+    paths |= {f"{whose}, gradients": path for whose, path in gradient_table.paths_on(first).items()}
     return {name: str(path) if path.exists() else f"none, {path}" for name, path in paths.items()}
 
 

@@ -127,6 +127,12 @@ def test_tables_that_are_missing_or_broken(tmp_path: Path, monkeypatch: pytest.M
     assert finding.is_broken
     assert finding.mend is not None
     assert finding.mend.startswith(f"rm {path}")
+    path.unlink()
+    (tmp_path / "gradients").mkdir()
+    (tmp_path / "gradients" / path.name).write_text("{}")
+    of_gradients, of_forward = by_topic("table")
+    assert of_gradients.is_broken
+    assert of_gradients.mend == f"rm {tmp_path / 'gradients' / path.name} && {of_forward.mend} --gradients"
 
 
 def test_a_kernel_that_computes_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,20 +171,24 @@ def _devices() -> _Found:
 def _table() -> _Found:
     import jax
 
-    table, cpu_table, devices = (_module(name) for name in ("dispatch.table", "dispatch.cpu_table", "devices"))
+    table, cpu_table, gradient_table = (_module(f"dispatch.{name}table") for name in ("", "cpu_", "gradient_"))
+    devices = _module("devices")
     first = jax.local_devices()[0]
     is_cpu = first.platform == "cpu"
     paths = cpu_table.paths(devices.cpu()) if is_cpu else table.paths_on(first)
     tune = f"python -m jax_sparse_conv tune{' --device cpu' if is_cpu else ''}"
-    in_use = [path for path in paths.values() if path.exists()]
-    for path in in_use:
+    of_gradients = gradient_table.paths_on(first)
+    of_both = [(path, (cpu_table if is_cpu else table).load, tune) for path in paths.values()]
+    of_both += [(path, gradient_table.load, f"{tune} --gradients") for path in of_gradients.values()]
+    for path, load, command in of_both:
         try:
-            rows = len((cpu_table if is_cpu else table).load(path).rows)
+            rows = len(load(path).rows) if path.exists() else 0
         except (OSError, ValueError) as error:
-            yield f"{error}", f"rm {path} && {tune}", True
+            yield f"{error}", f"rm {path} && {command}", True
         else:
-            yield (f"{path}, {rows} rows",)
-    if not in_use:
+            if path.exists():
+                yield (f"{path}, {rows} rows",)
+    if not any(path.exists() for path in paths.values()):
         yield "none for this device: rules and models choose what runs", tune
 
 

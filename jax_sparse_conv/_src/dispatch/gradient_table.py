@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import jax
+
 from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.devices import Cpu, Device
 from jax_sparse_conv._src.dispatch import cpu_table, folders, table
@@ -149,8 +151,19 @@ def forget() -> None:
 
 def paths(machine: Machine) -> dict[str, Path]:
     """The tables that may be read, by whose they are, the first winning; whether they exist or not."""
-    forward = table.paths_of(slug_of(machine))
+    return _paths_of(slug_of(machine))
+
+
+def _paths_of(slug: str) -> dict[str, Path]:
+    forward = table.paths_of(slug)
     return {whose: path.parent / _FOLDER / path.name for whose, path in forward.items()}
+
+
+def paths_on(device: jax.Device) -> dict[str, Path]:
+    """As `paths`, of a device of JAX's."""
+    if device.platform == "cpu":
+        return paths(devices.cpu())
+    return _paths_of(folders.slug(device.device_kind))
 
 
 def folder_in(folder: Path) -> Path:

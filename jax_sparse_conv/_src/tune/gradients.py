@@ -84,7 +84,7 @@ def gradients_of(calls: Iterable[Call]) -> list[Gradient]:
 def key_of(gradient: Gradient) -> tuple[Key, bool] | None:
     """The row of a gradient on the default device; None of what is XLA's in any case."""
     _, x, kernel, workload = _operands(gradient.call)
-    is_gpu = devices.default_platform() == "cuda"
+    is_gpu = devices.default_platform() == "gpu"
     arguments = _arguments(gradient)
     takes = gpu_gradient.can if is_gpu else cpu_gradient.can
     if not takes(kernel if not gradient.by_kernel else x, _cotangent(gradient.call), **arguments):
@@ -137,7 +137,7 @@ def _cotangent(call: Call) -> Any:
 def _sides(gradient: Gradient) -> dict[str, timing.Function]:
     arguments = _arguments(gradient)
     sides: dict[str, timing.Function] = {measure.XLA: functools.partial(differentiation.gradient, **arguments)}
-    if devices.default_platform() != "cuda":
+    if devices.default_platform() == "cpu":
         return sides | {OURS: functools.partial(cpu_gradient.gradient, **arguments)}
     if not gradient.by_kernel:
         return sides | {OURS: functools.partial(gpu_gradient.gradient, **arguments)}
