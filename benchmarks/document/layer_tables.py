@@ -252,8 +252,13 @@ def gradients(rows: Sequence[Row]) -> list[str]:
     lines = (
         (layer, *(cell for by in ("x", "kernel") for cell in _cells(each.get(by)))) for layer, each in found.items()
     )
-    return [table(("layer", "by x: lax / ours us", "ratio", "by the kernel: lax / ours us", "ratio"), lines)]
+    heads = ("lax / ours us", "ratio", "errors")
+    by_x, by_kernel = (tuple(f"by {by}: {head}" for head in heads) for by in ("x", "the kernel"))
+    return [table(("layer", *by_x, *by_kernel), lines)]
 
 
-def _cells(row: Row | None) -> tuple[str, str]:
-    return ("-", "-") if row is None else (f"{row['xla_us']:,.0f} / {row['ours_us']:,.0f}", ratio(row["ratio"]))
+def _cells(row: Row | None) -> tuple[str, str, str]:
+    if row is None:
+        return "-", "-", "-"
+    errors = f"{row['xla_error']:.1e} / {row['ours_error']:.1e}" if "ours_error" in row else "-"
+    return f"{row['xla_us']:,.0f} / {row['ours_us']:,.0f}", ratio(row["ratio"]), errors

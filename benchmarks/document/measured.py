@@ -79,7 +79,8 @@ gradients are from XLA's, by the Frobenius norm.""",
         "Gradients of single layers",
         """\
 A gradient from a fixed cotangent, by x and by the kernel, in float32. Half of x and of the cotangent is zero. "of each"
-is `vmap` over inputs. With a pool the convolution in front of it is part of the time, on both sides.""",
+is `vmap` over inputs. With a pool the convolution in front of it is part of the time, on both sides. Errors are lax's
+and ours against float64, the root of the mean square over the values' own.""",
         layer_tables.gradients,
     ),
     "packed": (

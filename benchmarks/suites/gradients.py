@@ -6,7 +6,8 @@
 
 A time is of one gradient, from a fixed cotangent. Half of x and of the cotangent is zero. Of a layer with a pool the
 convolution in front is part of it, on both sides. "of each image" is `vmap` of the gradient over several inputs.
-Sides take turns, and times are medians.
+Sides take turns, and times are medians. A difference is ours from lax's. Errors, of layers without a pool, are against
+sums in float64 (`gradient_errors`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from jax import lax
 
 import jax_sparse_conv as jsc
 from benchmarks.common import command, suite, tables
+from benchmarks.suites import gradient_errors
 from jax_sparse_conv._src.plans import timing
 
 _SECONDS = 4.0  # for a gradient: lax's of a kernel in groups takes seconds on a CPU
@@ -32,7 +34,7 @@ _COLUMNS = (
     ("xla_us", "lax us", ">", "{:.0f}"),
     ("ours_us", "ours us", ">", "{:.0f}"),
     ("ratio", "ratio", ">", "{:.2f}"),
-    ("error", "error", ">", "{:.0e}"),
+    ("difference", "difference", ">", "{:.0e}"),
 )
 
 
@@ -165,13 +167,17 @@ def _rows(options: argparse.Namespace) -> Iterator[list[tables.Row]]:
 def _row(layer: Layer, by: str, repeats: int) -> tables.Row:
     given = operands(layer)
     sides = {name: jax.jit(_gradient(layer, which, by)) for name, which in (("xla", layer.xlas), ("ours", layer.ours))}
-    exact, found = (np.asarray(side(*given), np.float64) for side in sides.values())
+    found = {name: np.asarray(side(*given), np.float64) for name, side in sides.items()}
     times = timing.per_call(sides, [given], repeats, _SECONDS)
     row: tables.Row = {"layer": layer.name, "by": by, **layer._asdict()}
     row |= {f"{side}_us": each.microseconds for side, each in times.items()}
     row |= {f"{side}_best_us": 1e6 * each.best for side, each in times.items()}
     row |= {"ratio": row["xla_us"] / row["ours_us"], "best_ratio": row["xla_best_us"] / row["ours_best_us"]}
-    return row | {"error": float(np.linalg.norm(found - exact) / np.linalg.norm(exact))}
+    row["difference"] = float(np.linalg.norm(found["ours"] - found["xla"]) / np.linalg.norm(found["xla"]))
+    if not layer.pool:
+        errors = gradient_errors.relative(layer, by, given, found)
+        row |= {f"{side}_error": error for side, error in errors.items()}
+    return row
 
 
 def _gradient(layer: Layer, function: Callable[..., jax.Array], by: str) -> Callable[..., jax.Array]:

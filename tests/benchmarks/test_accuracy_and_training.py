@@ -78,7 +78,10 @@ def test_gradients_of_both_sides_are_the_same(
     assert [(row["layer"], row["by"]) for row in rows] == [
         (layer.name, by) for layer in layers for by in ("x", "kernel")
     ]
-    assert all(row["error"] < 2e-6 for row in rows)
+    assert all(row["difference"] < 2e-6 for row in rows)
+    errors = [row[f"{side}_error"] for row in rows if not row["pool"] for side in ("xla", "ours")]
+    assert len(errors) == 8
+    assert all(0 < error < 1e-6 for error in errors)
     assert all(row["ratio"] == pytest.approx(row["xla_us"] / row["ours_us"]) for row in rows)
     assert "ratio" in capsys.readouterr().out
     (table,) = layer_tables.gradients(rows)
