@@ -31,27 +31,27 @@ def test_accuracy_has_a_row_for_every_kernel(tmp_path: Path, capsys: pytest.Capt
 
 def test_training_compares_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "rows.json"
-    line = ["--networks", "alexnet", "--batch", "2", "--size", "64", "--repeats", "1"]
+    line = ["--networks", "lenet5", "--batch", "2", "--repeats", "1"]
     line += ["--precision", "highest"]  # else the error is of TF32, on a GPU
     assert training.main([*line, "--json", str(out)]) == 0
     (row,) = json.loads(out.read_text())["rows"]
-    assert (row["network"], row["batch"], row["size"]) == ("alexnet", 2, 64)
+    assert (row["network"], row["batch"], row["size"]) == ("lenet5", 2, 32)
     assert row["ratio"] == pytest.approx(row["xla_ms"] / row["ours_ms"])
     assert row["error"] < 1e-3
     assert "over XLA" in capsys.readouterr().out
-    assert "| alexnet | 2 |" in network_tables.training([row])[0]
+    assert "| lenet5 | 2 |" in network_tables.training([row])[0]
     assert training.main([*line, "--json", "nowhere/rows.json"]) == 1
 
 
 def test_steps_in_bfloat16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "rows.json"
-    line = ["--networks", "alexnet", "--batch", "2", "--size", "64", "--repeats", "1", "--precision", "bfloat16"]
+    line = ["--networks", "lenet5", "--batch", "2", "--repeats", "1", "--precision", "bfloat16"]
     assert training.main([*line, "--json", str(out)]) == 0
     (row,) = json.loads(out.read_text())["rows"]
     assert row["precision"] == "bfloat16"
     assert row["error"] < 0.05
-    step, weights, rest = training.step_of("alexnet", None, jnp.bfloat16)
-    assert "bf16" in step.lower(weights, rest, jnp.zeros((2, 64, 64, 3))).as_text()
+    step, weights, rest = training.step_of("lenet5", None, jnp.bfloat16)
+    assert "bf16" in step.lower(weights, rest, jnp.zeros((2, 32, 32, 1))).as_text()
     assert training.main(["--networks", training.FLAXS, "--precision", "bfloat16"]) == 1
     assert "this package's networks" in capsys.readouterr().err
 

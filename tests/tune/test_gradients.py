@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
-from platforms import PLATFORM
+from platforms import PLATFORM, on_a_gpu
 
 from benchmarks.tune import gradient_regret
 from jax_sparse_conv import __main__
-from jax_sparse_conv._src import devices
+from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.dispatch import folders, gradient_table
 from jax_sparse_conv._src.layers.calls import Call
 from jax_sparse_conv._src.problem.geometry import Geometry, Pool
@@ -84,6 +84,25 @@ def test_what_is_xlas_in_any_case_has_no_row() -> None:
     default = dataclasses.replace(PLAIN, precision="default")
     found = [gradients.key_of(Gradient(call, True)) is None for call in (wide, default)]
     assert found == ([True, False] if PLATFORM == "cpu" else [False, True])
+
+
+def test_a_gpu_has_sides_of_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = on_a_gpu(monkeypatch, (9, 0), has_warpgroups=True)
+    monkeypatch.setattr(devices, "default_platform", lambda: "gpu")
+    monkeypatch.setattr(_native, "why_missing", lambda *_: None)
+    by_x, by_kernel = (Gradient(PLAIN, each) for each in (False, True))
+    key = gradients.key_of(by_kernel)
+    assert key is not None
+    assert key[0].kind == gradient_table.GPU_KIND
+    assert gradients.key_of(by_x) == (key[0], False)
+    assert gradients.key_of(Gradient(dataclasses.replace(PLAIN, precision="default"), True)) is None
+    assert gradients.key_of(Gradient(IMAGE, True)) is None  # channels in multiples of 4
+    assert list(gradients._sides(by_x)) == [measure.XLA, gradients.OURS]
+    first, *rest = gradients._sides(by_kernel)
+    assert first == measure.XLA
+    assert [gradients.tile_of(name) for name in rest] == [
+        plan.tile for plan in key[0].layer.kernel_gradients(device, 3)
+    ]
 
 
 def test_it_makes_the_table_that_dispatch_reads(
