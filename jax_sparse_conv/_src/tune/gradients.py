@@ -117,6 +117,7 @@ def _compile(side: timing.Function, operands: list[timing.Operands], here: Any) 
         timing.compile_ahead(side, operands)
 
 
+@functools.lru_cache(maxsize=256)
 def _operands(call: Call) -> tuple[primitives.Config, Any, Any, Any]:
     """The configuration of a convolution, its x and kernel as the primitive has them, and the workload."""
     config, x, kernel, _ = measure.bound(call)
