@@ -11,7 +11,7 @@ than XLA's time over 0.97. It needs no GPU.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,7 +22,7 @@ from jax import lax
 from benchmarks.common import command
 from benchmarks.common.losing import is_loss
 from jax_sparse_conv._src import _native, devices
-from jax_sparse_conv._src.devices import Cpu, Device
+from jax_sparse_conv._src.devices import Cpu
 from jax_sparse_conv._src.dispatch import gradient_table, table
 from jax_sparse_conv._src.dispatch.gradient_table import Machine, Row
 from jax_sparse_conv._src.plans.timing import geometric_mean
@@ -54,16 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def outcome_of(entry: Entry, way: str, entries: Sequence[Entry]) -> tuple[float, float]:
     """Regret of a way of `WAYS`, and XLA's time over the choice's; `entries` are all of the kind, those by x or not."""
-    machine = machine_of(entry.run)
+    machine = gradients.machine_of(entry.run)
     us = entry.times[_chosen(entry, way, gradients.table_of(machine, entries).rows, machine)]
     return us / min(entry.times.values()), entry.times[measure.XLA] / us
-
-
-def machine_of(run: Mapping[str, Any]) -> Machine:
-    """What a run of `tune` was on."""
-    if "cpu" in run:
-        return Cpu(**run["cpu"])
-    return Device(**{name: tuple(v) if isinstance(v, list) else v for name, v in run["gpu"].items()})
 
 
 def _chosen(entry: Entry, way: str, rows: Sequence[Row], machine: Machine) -> str:

@@ -137,8 +137,19 @@ def test_fit_makes_the_table_again(timed: list[Gradient], layers: str, tmp_path:
     assert tune("--fit") == 0
     assert path.read_text() == made
     raw = path.with_name(path.name.replace(".json", ".times.jsonl"))
-    assert tune("--fit", str(raw), "--out", str(tmp_path / "out")) == 0
+    device = dataclasses.replace(devices.Device(), name="NVIDIA H900")
+    other = tmp_path / "h900.times.jsonl"
+    key = gradient_table.Key((2, 8, 8, 16, 3, 3, 16, 1, 1, 1, 1, 1, 1, 1, 1, 1), gradient_table.GPU_KIND, False)
+    lines = [
+        {"run": {"gpu": dataclasses.asdict(device)}},
+        gradients.line_of(key, True, {"xla": 2.0, "ours 3,0,8,1": 1.0}),
+    ]
+    other.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert tune("--fit", str(raw), str(other), "--out", str(tmp_path / "out")) == 0
     assert (tmp_path / "out" / "gradients" / path.name).read_text() == made
+    of_other = gradient_table.load(tmp_path / "out" / "gradients" / "h900.json")
+    assert of_other.machine == gradient_table.machine_of(device)
+    assert [row.tile for row in of_other.rows] == [(3, 0, 8, 1)]
 
 
 def test_mistakes_are_one_sentence(
@@ -150,6 +161,8 @@ def test_mistakes_are_one_sentence(
     other.write_text('{"key": {}, "times": {}}\n')
     assert tune("--fit", str(other)) == 1
     assert "other.jsonl holds no times of gradients" in capsys.readouterr().err
+    assert tune("--fit") == 1
+    assert "no times of gradients in" in capsys.readouterr().err
     with pytest.raises(ValueError, match="'theirs 1,2' does not begin with 'ours'"):
         gradients.tile_of("theirs 1,2")
 

@@ -93,30 +93,42 @@ def _tune_cpu(options: argparse.Namespace, folder: Path) -> None:
 
 def _gradients(options: argparse.Namespace, here: devices.Cpu | None) -> None:
     """All of it with `--gradients`: on a CPU, else on a GPU."""
+    folder = gradient_table.folder_in(options.out or folders.cache_folder())
+    if options.fit is not None:
+        files = options.fit or sorted(folder.glob(f"*{_ENDINGS[1]}"))
+        return _save_gradients([entry for file in files for entry in gradients.read(file)], folder, files)
     if options.no_xla:
         raise ValueError("--no-xla is not for --gradients: their table compares with XLA")
-    gpu = jax.local_devices(backend="cpu")[0] if here is not None else _gpu(options.device or 0)
-    machine = devices.Device.of(gpu.local_hardware_id or 0) if here is None else here
-    folder = gradient_table.folder_in(options.out or folders.cache_folder())
-    path, raw = (folder / f"{gradient_table.slug_of(machine)}{ending}" for ending in _ENDINGS)
+    device = jax.local_devices(backend="cpu")[0] if here is not None else _gpu(options.device or 0)
+    machine = devices.Device.of(device.local_hardware_id or 0) if here is None else here
     if options.show:
         return _print(_described(gradient_table.paths(machine), gradient_table.load, gradients.summary))
-    if options.fit is None:
-        calls = workloads.expanded(_layers(options), options.batch, options.kinds)
+    raw = folder / f"{gradient_table.slug_of(machine)}{_ENDINGS[1]}"
+    calls = workloads.expanded(_layers(options), options.batch, options.kinds)
 
-        def line_of(key: tuple[Key, bool], gradient: gradients.Gradient) -> Mapping[str, Any]:
-            return gradients.line_of(*key, gradients.times_of(gradient))
+    def line_of(key: tuple[Key, bool], gradient: gradients.Gradient) -> Mapping[str, Any]:
+        return gradients.line_of(*key, gradients.times_of(gradient))
 
-        known = [(entry.key, entry.by_kernel) for entry in gradients.read(raw)]
-        run = cpu.described(machine) if isinstance(machine, devices.Cpu) else raw_times.described(machine)
-        with jax.default_device(gpu):
-            due = _due(gradients.gradients_of(calls), gradients.key_of, options.part, known)
-            _time_all(due, raw, options.budget, run, line_of)
-    files = options.fit or [raw]
-    made = gradients.table_of(machine, [entry for file in files for entry in gradients.read(file)])
-    gradient_table.save(path, made)
+    before = [entry for entry in gradients.read(raw) if gradients.machine_of(entry.run) == machine]
+    known = [(entry.key, entry.by_kernel) for entry in before]
+    run = cpu.described(machine) if isinstance(machine, devices.Cpu) else raw_times.described(machine)
+    with jax.default_device(device):
+        due = _due(gradients.gradients_of(calls), gradients.key_of, options.part, known)
+        _time_all(due, raw, options.budget, run, line_of)
+    return _save_gradients(gradients.read(raw), folder, [raw])
+
+
+def _save_gradients(entries: Sequence[gradients.Entry], folder: Path, files: Sequence[Path]) -> None:
+    """The tables of all machines that raw times are of."""
+    if not entries:
+        named = ", ".join(map(str, files)) or folder
+        raise ValueError(f"no times of gradients in {named}; a GPU's are of convolutions of --kinds highest")
+    for machine in {gradients.machine_of(entry.run) for entry in entries}:
+        made = gradients.table_of(machine, [entry for entry in entries if gradients.machine_of(entry.run) == machine])
+        path = folder / f"{gradient_table.slug_of(machine)}{_ENDINGS[0]}"
+        gradient_table.save(path, made)
+        print(f"{gradients.summary(made)}\ntable: {path}, raw times: {', '.join(map(str, files))}")
     gradient_table.forget()
-    print(f"{gradients.summary(made)}\ntable: {path}, raw times: {', '.join(map(str, files))}")
 
 
 def _gpu(number: int) -> jax.Device:

@@ -209,6 +209,14 @@ def summary(made: Table) -> str:
     return "\n".join(lines)
 
 
+def machine_of(run: Mapping[str, Any]) -> gradient_table.Machine:
+    """What a run of raw times was on."""
+    if "cpu" in run:
+        return devices.Cpu(**run["cpu"])
+    fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in run["gpu"].items()}
+    return devices.Device(**fields)
+
+
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
