@@ -35,8 +35,9 @@ _MOST_COLUMNS = 1 << 12  # of x: with those and _MOST_REACH what the native call
 _MOST_ELEMENTS = 1 << 31
 _MOST_REACH = 128  # results that a window reaches over
 # The rows of all images are cut in chunks that have sums of their own: where there are few channels, threads have
-# nothing else to share. So many at most, with so many elements of all sums, of so many pixels each.
-_MOST_CHUNKS, _SUMS, _PIXELS = 16, 1 << 19, 1 << 10
+# nothing else to share. So many at most, with so many elements of all sums, of so many pixels each. With 1,024 pixels
+# in one sum the errors of small layers were twice as large, 1.4e-7, and no layer was faster by more than a tenth.
+_MOST_CHUNKS, _SUMS, _PIXELS = 16, 1 << 19, 1 << 8
 
 
 def takes(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool) -> bool:
