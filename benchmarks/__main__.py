@@ -45,13 +45,13 @@ SUITES = {
 
 TOOLS = {
     "chain_tiles": ("tune.chain_tiles", "search for the fastest tiles of fused chains"),
-    "gradient_regret": ("tune.gradient_regret", "what choices of gradients lose, from raw times of tune --gradients"),
     "crossover": ("suites.crossover", "plot of ratio against zeros, from results"),
     "document": ("document.command", "write the pages of figures from the results"),
     "check": ("document.check", "are figures in pages what the files say? ages, losses"),
     "xla_times": ("tune.xla_times", "XLA's times of the suite zoo as raw times for tune --fit"),
     "regret": ("tune.regret", "what choices lose against the best measured, from raw times"),
     "cpu_regret": ("tune.cpu_regret", "the same of choices on a CPU"),
+    "gradient_regret": ("tune.gradient_regret", "the same of choices of gradients (tune --gradients)"),
     "wins": ("tune.wins", "what each kernel alone wins, from raw times"),
     "merge": ("common.merge", "add the rows of files to a file of results"),
 }
