@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from platforms import PLATFORM, require
+from platforms import CPU, PLATFORM, require
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import _native, devices, environment
@@ -26,7 +26,6 @@ from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.problem.geometry import Geometry, Pool
 from jax_sparse_conv._src.problem.workload import Workload
 
-CPU = Cpu("Intel(R) Xeon(R) Processor @ 2.50GHz", "avx512", 2)
 SAME = Geometry(padding=((1, 1), (1, 1)))
 PAIRS = dataclasses.replace(SAME, pool=Pool("max", (2, 2), (2, 2), ((0, 0), (0, 0))))
 RUN = {"date": "2026-11-26T12:00:00+00:00"}
@@ -45,16 +44,6 @@ def row(of: Workload, below: float) -> Row:
     key = cpu_table.key_of(of)
     assert key is not None
     return Row(key, below, (2.5, 0.8), 120.0, 0)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's folder, on a CPU that no table is shipped for."""
-    monkeypatch.setenv(folders.CACHE, str(tmp_path))
-    monkeypatch.delenv(folders.SWITCH, raising=False)
-    monkeypatch.setattr(devices, "cpu", lambda: CPU)
-    cpu_table.forget()
-    return tmp_path
 
 
 def keep(folder: Path, *rows: Row, cpu: Cpu = CPU) -> Path:

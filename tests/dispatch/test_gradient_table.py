@@ -11,18 +11,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from platforms import PLATFORM, on_a_gpu
+from platforms import CPU, PLATFORM, on_a_gpu
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import devices
-from jax_sparse_conv._src.devices import Cpu
 from jax_sparse_conv._src.dispatch import folders, gradient_table, planner
 from jax_sparse_conv._src.dispatch.gradient_table import Row, Table
 from jax_sparse_conv._src.primitive import gpu_gradient, primitives
 from jax_sparse_conv._src.problem.geometry import Geometry
 from jax_sparse_conv._src.problem.workload import Workload
 
-CPU = Cpu("Intel(R) Xeon(R) Processor @ 2.50GHz", "avx512", 2)
 RUN = {"date": "2026-11-28T12:00:00+00:00"}
 
 
@@ -36,16 +34,6 @@ def row(of: Workload, by_kernel: bool, ratio: float, tile: tuple[int, ...] = (),
     key = gradient_table.key_of(of, platform)
     assert key is not None
     return Row(key, by_kernel, tile, 100.0, 100.0 * ratio, 0)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's folder, on a CPU that no table is shipped for."""
-    monkeypatch.setenv(folders.CACHE, str(tmp_path))
-    monkeypatch.delenv(folders.SWITCH, raising=False)
-    monkeypatch.setattr(devices, "cpu", lambda: CPU)
-    gradient_table.forget()
-    return tmp_path
 
 
 def keep(*rows: Row, machine: gradient_table.Machine = CPU, of: gradient_table.Machine | None = None) -> Path:

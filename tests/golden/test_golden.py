@@ -11,13 +11,13 @@ CASES = [(name, platform, kind) for name, (platform, kinds) in decisions.files()
 
 @pytest.mark.parametrize(("name", "platform", "kind"), CASES)
 def test_choices_are_those_of_the_golden_file(name: str, platform: str, kind: str) -> None:
-    """If this change is meant, `python tests/helpers/decisions.py` writes the files anew."""
+    """If this change is meant, `python tests/golden/decisions.py` writes the files anew."""
     compare(name, decisions.text_of(platform, kind))
 
 
 @pytest.mark.parametrize(("name", "platform"), gradient_decisions.FILES.items())
 def test_gradients_are_those_of_the_golden_file(name: str, platform: str) -> None:
-    """If this change is meant, `python tests/helpers/gradient_decisions.py` writes the files anew."""
+    """If this change is meant, `python tests/golden/gradient_decisions.py` writes the files anew."""
     compare(name, gradient_decisions.text_of(platform))
 
 

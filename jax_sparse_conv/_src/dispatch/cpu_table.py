@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 
 from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.devices import Cpu
-from jax_sparse_conv._src.dispatch import folders, table
+from jax_sparse_conv._src.dispatch import folders, table, table_files
 from jax_sparse_conv._src.dispatch.planner import Layer
 from jax_sparse_conv._src.dispatch.table import Key
 from jax_sparse_conv._src.problem.workload import Workload
@@ -28,7 +27,6 @@ KINDS = {4: "float32", 2: "16bit"}
 ALWAYS = math.inf
 """The density of a row whose native call is as fast as XLA at any."""
 
-_FORMAT = 1
 _ALWAYS = "always"  # in files
 
 
@@ -93,12 +91,12 @@ def decision(workload: Workload) -> Row | None:
 def _index(cpu: Cpu, switch: str, cache: str) -> Mapping[tuple[Any, ...], Mapping[Key, Row]]:
     """Rows by class and key."""
     del switch, cache  # what `paths` reads
-    found: dict[tuple[Any, ...], dict[Key, Row]] = {}
-    for path in reversed(paths(cpu).values()):
-        of_path = load(path) if path.exists() else None
-        for row in of_path.rows if of_path is not None and of_path.cpu == cpu else ():
-            found.setdefault(row.key.class_, {})[row.key] = row
-    return found
+
+    def rows_of(path: Path) -> Sequence[Row]:
+        found = load(path)
+        return found.rows if found.cpu == cpu else ()
+
+    return table_files.indexed(paths(cpu), rows_of, lambda row: (row.key.class_, row.key))
 
 
 def forget() -> None:
@@ -121,15 +119,13 @@ def load(path: str | os.PathLike[str]) -> Table:
       ValueError: a file that is no table of a CPU; names the first thing that is wrong.
       OSError: the file cannot be read.
     """
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-        if content["format"] != _FORMAT:
-            raise ValueError(f"its format is {content['format']!r}, not {_FORMAT}")
+
+    def table_of(content: Any) -> Table:
         cpu = Cpu(**content["cpu"])
         runs = tuple(dict(run) for run in content["runs"])
         return Table(cpu, runs, tuple(_row(values, len(runs)) for values in content["rows"]))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{os.fspath(path)} holds no table of a CPU: {type(error).__name__}: {error}") from error
+
+    return table_files.load(path, "table of a CPU", table_of)
 
 
 def save(path: str | os.PathLike[str], found: Table) -> None:
@@ -138,9 +134,8 @@ def save(path: str | os.PathLike[str], found: Table) -> None:
     Raises:
       OSError: the file cannot be written.
     """
-    head = {"format": _FORMAT, "cpu": dataclasses.asdict(found.cpu), "runs": list(found.runs)}
-    text = json.dumps(head, indent=1, sort_keys=True).removesuffix("\n}")
-    folders.write_whole(path, f'{text},\n "rows": [\n  ' + ",\n  ".join(_lines(found.rows)) + "\n ]\n}\n")
+    head = {"cpu": dataclasses.asdict(found.cpu), "runs": list(found.runs)}
+    table_files.save(path, head, _values(found.rows))
 
 
 def key_values(key: Key) -> dict[str, Any]:
@@ -172,11 +167,11 @@ def key_from(content: Mapping[str, Any]) -> Key:
     return Key(sizes, kind, residual, pool, op == "dense")
 
 
-def _lines(rows: Sequence[Row]) -> Iterator[str]:
+def _values(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     for row in sorted(rows, key=lambda row: (row.key.is_dense, row.key.kind, row.key.sizes[4:], row.key.sizes)):
         below = _ALWAYS if row.below == ALWAYS else row.below
         measured = {"below": below, "gains": list(row.gains), "xla_us": row.xla_us, "run": row.run}
-        yield json.dumps(key_values(row.key) | measured)
+        yield key_values(row.key) | measured
 
 
 def _row(content: Mapping[str, Any], runs: int) -> Row:

@@ -1,16 +1,15 @@
 """Tables of gradients: for a convolution, whether that of x or of the kernel is faster by this package or by XLA.
 
-They are found and hidden as the tables of forward passes (`table`): shipped ones in `tables/gradients/`, the user's own
-in the folder `gradients` of his cache folder, written by `python -m jax_sparse_conv tune --gradients`. A convolution
-without a row takes the nearest row of its class, if that is near and clear. Else `cpu_gradient` and `gpu_gradient` have
-rules.
+They are in the folder `gradients` beside the tables of forward passes (`table`), and hidden as these are. `python -m
+jax_sparse_conv tune --gradients` writes the user's own; none is shipped yet. A table is of one machine: siblings do not
+count. A convolution without a row takes the nearest row of its class, if that is near and clear. Else `cpu_gradient`
+and `gpu_gradient` have rules.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ import jax
 
 from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.devices import Cpu, Device
-from jax_sparse_conv._src.dispatch import cpu_table, folders, table
+from jax_sparse_conv._src.dispatch import cpu_table, folders, table, table_files
 from jax_sparse_conv._src.dispatch.planner import KernelGradient, Layer
 from jax_sparse_conv._src.dispatch.table import Key
 from jax_sparse_conv._src.problem.workload import Workload
@@ -29,8 +28,6 @@ GPU_KIND = "highest"
 """Of products, the only one that a GPU's gradients are computed here for."""
 
 _FOLDER = "gradients"
-_FORMAT = 1
-_LEAST_GAIN = 0.98  # of XLA's time: what gains less is XLA's
 _CLEAR = 1.1  # times of a side that say the same of a neighbour
 _PLANS = 4096  # of a call at most, of which a row's is one
 
@@ -58,7 +55,7 @@ class Row:
     @property
     def is_ours(self) -> bool:
         """Whether this package's is faster."""
-        return self.us <= _LEAST_GAIN * self.xla_us
+        return self.us <= table.LEAST_GAIN * self.xla_us
 
     @property
     def is_clear(self) -> bool:
@@ -81,7 +78,7 @@ class Table:
     rows: tuple[Row, ...]
 
 
-Machine: TypeAlias = "Cpu | Device"
+Machine: TypeAlias = Cpu | Device
 
 
 def machine_of(machine: Machine) -> str:
@@ -133,12 +130,12 @@ def _decision(key: Key | None, by_kernel: bool, machine: Machine) -> Row | None:
 def _index(machine: Machine, switch: str, cache: str) -> Mapping[tuple[Any, ...], Mapping[Key, Row]]:
     """Rows by class and key."""
     del switch, cache  # what `paths` reads
-    found: dict[tuple[Any, ...], dict[Key, Row]] = {}
-    for path in reversed(paths(machine).values()):
-        of_path = load(path) if path.exists() else None
-        for row in of_path.rows if of_path is not None and of_path.machine == machine_of(machine) else ():
-            found.setdefault((row.by_kernel, *row.key.class_), {})[row.key] = row
-    return found
+
+    def rows_of(path: Path) -> Sequence[Row]:
+        found = load(path)
+        return found.rows if found.machine == machine_of(machine) else ()
+
+    return table_files.indexed(paths(machine), rows_of, lambda row: ((row.by_kernel, *row.key.class_), row.key))
 
 
 def forget() -> None:
@@ -183,14 +180,12 @@ def load(path: str | os.PathLike[str]) -> Table:
       ValueError: a file that is no table of gradients; names the first thing that is wrong.
       OSError: the file cannot be read.
     """
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-        if content["format"] != _FORMAT:
-            raise ValueError(f"its format is {content['format']!r}, not {_FORMAT}")
+
+    def table_of(content: Any) -> Table:
         runs = tuple(dict(run) for run in content["runs"])
         return Table(str(content["machine"]), runs, tuple(_row(values, len(runs)) for values in content["rows"]))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{os.fspath(path)} holds no table of gradients: {type(error).__name__}: {error}") from error
+
+    return table_files.load(path, "table of gradients", table_of)
 
 
 def save(path: str | os.PathLike[str], found: Table) -> None:
@@ -199,14 +194,8 @@ def save(path: str | os.PathLike[str], found: Table) -> None:
     Raises:
       OSError: the file cannot be written.
     """
-    head = {"format": _FORMAT, "machine": found.machine, "runs": list(found.runs)}
-    text = json.dumps(head, indent=1, sort_keys=True).removesuffix("\n}")
-    folders.write_whole(path, f'{text},\n "rows": [\n  ' + ",\n  ".join(_lines(found.rows)) + "\n ]\n}\n")
-
-
-def _lines(rows: Sequence[Row]) -> list[str]:
-    ordered = sorted(rows, key=lambda row: (row.by_kernel, row.key.kind, row.key.sizes[4:], row.key.sizes))
-    return [json.dumps(_values(row)) for row in ordered]
+    ordered = sorted(found.rows, key=lambda row: (row.by_kernel, row.key.kind, row.key.sizes[4:], row.key.sizes))
+    table_files.save(path, {"machine": found.machine, "runs": list(found.runs)}, map(_values, ordered))
 
 
 def key_values(key: Key, by_kernel: bool) -> dict[str, Any]:

@@ -21,15 +21,16 @@ import jax
 
 from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.devices import Device
-from jax_sparse_conv._src.dispatch import folders, model, planner
+from jax_sparse_conv._src.dispatch import folders, model, planner, table_files
 from jax_sparse_conv._src.dispatch.model import KINDS, kind_of
 from jax_sparse_conv._src.dispatch.planner import Candidate, Layer
 from jax_sparse_conv._src.problem.workload import Workload
 
 SHIPPED = Path(__file__).with_name("tables")
-_FORMAT = 1
 SIZES, POOL_SIZES = 16, 9
 """Numbers of a key, and of its pool."""
+LEAST_GAIN = 0.98
+"""Of XLA's time: what gains less than that is XLA's, forward and in gradients."""
 # A row serves workloads whose pixels and channels differ by no more than "near", the length of their logarithms to base
 # 2. And only where one side was ahead by "clear": what is level may be otherwise beside it.
 _RULES = model.shipped("gpu choice")
@@ -289,15 +290,13 @@ def load(path: str | os.PathLike[str]) -> Table:
       ValueError: a file that is no table; names the first thing that is wrong.
       OSError: the file cannot be read.
     """
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-        if content["format"] != _FORMAT:
-            raise ValueError(f"its format is {content['format']!r}, not {_FORMAT}")
+
+    def table_of(content: Any) -> Table:
         runs = tuple(dict(run) for run in content["runs"])
         rows = tuple(_row(values, len(runs)) for values in content["rows"])
         return Table(str(content["device"]), int(content["multiprocessors"]), runs, rows)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{os.fspath(path)} holds no table of choices: {type(error).__name__}: {error}") from error
+
+    return table_files.load(path, "table of choices", table_of)
 
 
 def save(path: str | os.PathLike[str], table: Table) -> None:
@@ -305,7 +304,7 @@ def save(path: str | os.PathLike[str], table: Table) -> None:
     ordered = sorted(table.rows, key=lambda row: (row.key.kind, row.key.residual, row.key.sizes[4:], row.key.sizes))
     lines = [json.dumps(_values(row)) for row in ordered]
     runs = json.dumps(list(table.runs), indent=1, sort_keys=True).replace("\n", "\n ")
-    text = f'{{\n "format": {_FORMAT},\n "device": {json.dumps(table.device)},\n'
+    text = f'{{\n "format": {table_files.FORMAT},\n "device": {json.dumps(table.device)},\n'
     text += f' "multiprocessors": {table.multiprocessors},\n "runs": {runs},\n "rows": [\n  '
     whole = text + ",\n  ".join(lines) + "\n ]\n}\n"
     folders.write_whole(path, whole)

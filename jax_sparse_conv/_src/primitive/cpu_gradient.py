@@ -35,21 +35,21 @@ _MOST_COLUMNS = 1 << 12  # of x: with those and _MOST_REACH what the native call
 _MOST_ELEMENTS = 1 << 31
 _MOST_REACH = 128  # results that a window reaches over
 # The rows of all images are cut in chunks that have sums of their own: where there are few channels, threads have
-# nothing else to share. So many at most, with so many elements of all sums, of so many pixels each. With 1,024 pixels
-# in one sum the errors of small layers were twice as large, 1.4e-7, and no layer was faster by more than a tenth.
+# nothing else to share, and sums of fewer pixels have smaller errors (`benchmarks gradients`). So many at most, with so
+# many elements of all sums, of so many pixels each.
 _MOST_CHUNKS, _SUMS, _PIXELS = 16, 1 << 19, 1 << 8
 
 
 def takes(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool) -> bool:
     """Whether a gradient is computed here, and not by XLA."""
-    if not can(other, cotangent, config, like, by_kernel):
+    if not supports(other, cotangent, config, like, by_kernel):
         return False
     x, kernel = (other, like) if by_kernel else (like, other)
     row = gradient_table.on_cpu(lowering.workload_of(x, kernel, config), by_kernel)
     return _suits(cotangent, kernel.shape, config.geometry, by_kernel) if row is None else row.is_ours
 
 
-def can(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool) -> bool:
+def supports(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool) -> bool:
     """Whether a gradient may be computed here: of known sizes and one dtype, and by windows that the calls take."""
     shapes = (other.shape, cotangent.shape, like.shape)
     if any(geo.is_symbolic(*shape) or 0 in shape for shape in shapes):

@@ -33,10 +33,10 @@ _MOST_PHASES = 4  # of the gradient of x, each a call and a pass over the result
 
 def takes(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool) -> bool:
     """Whether a gradient is computed here, on the GPU that is lowered for, and not by XLA."""
-    if not can(other, cotangent, config, like, by_kernel):
+    if not supports(other, cotangent, config, like, by_kernel):
         return False
     device = devices.known()
-    assert device is not None  # `can` says so
+    assert device is not None  # `supports` says so
     row = gradient_table.on_gpu(_workload(other, config, like, by_kernel), by_kernel, device)
     if row is not None:
         return row.is_ours
@@ -47,7 +47,7 @@ def takes(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool
     )
 
 
-def can(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool) -> bool:
+def supports(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool) -> bool:
     """Whether a gradient may be computed here: at HIGHEST, of known sizes, on a GPU that has the kernels."""
     if not custom_call.is_highest(config.precision):
         return False
@@ -104,7 +104,7 @@ def gradient(other: jax.Array, cotangent: jax.Array, *, config: Config, like: An
     workload, device = _workload(other, config, like, by_kernel), devices.current()
     row = gradient_table.on_gpu(workload, by_kernel, device)
     plan = gradient_table.plan_of(row, planner.Layer.of(workload), device)
-    assert plan is not None  # `can` says so
+    assert plan is not None  # `supports` says so
     return of_kernel(other, cotangent, geometry=config.geometry, like=like, plan=plan)
 
 

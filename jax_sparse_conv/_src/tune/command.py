@@ -28,7 +28,6 @@ CPU = "cpu"
 """The name of this device among those of `--device`."""
 NETWORKS = ("vgg19", "resnet50", "densenet121", "regnetx_400mf")
 _ENDINGS = (".json", ".times.jsonl")  # of a table and of its raw times
-_LEAST_GAIN = 0.98  # of XLA's time: what gains less is XLA's
 _CLEAR_ACROSS_RUNS = 1.08  # times of two runs differ by less for the same kernel
 
 _Key = TypeVar("_Key")
@@ -220,7 +219,7 @@ def _row(entries: Sequence[raw_times.Entry], runs: Sequence[Mapping[str, Any]]) 
 
 
 def _of_times(entry: raw_times.Entry, best: str, us: float, xla: float, runs: Sequence[Mapping[str, Any]]) -> Row:
-    if us > _LEAST_GAIN * xla:
+    if us > table.LEAST_GAIN * xla:
         best, us = measure.XLA, xla
     return Row(entry.key, measure.candidate_of(best), us, xla, runs.index(entry.run))
 

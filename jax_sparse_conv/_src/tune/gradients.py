@@ -12,7 +12,7 @@ import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from jax_sparse_conv._src.dispatch.table import Key
 from jax_sparse_conv._src.layers.calls import Call
 from jax_sparse_conv._src.plans import timing
 from jax_sparse_conv._src.primitive import cpu_gradient, differentiation, gpu_gradient, lowering, primitives
+from jax_sparse_conv._src.problem.workload import Workload
 from jax_sparse_conv._src.tune import measure, raw_times
 
 OURS = "ours"
@@ -78,18 +79,16 @@ def gradients_of(calls: Iterable[Call]) -> list[Gradient]:
         if call.op != "dense"
     ]
     pairs = [(call, by_kernel) for call in dict.fromkeys(plain) for by_kernel in (False, True)]
-    return [Gradient(*pair) for pair in pairs if pair[1] or not _operands(pair[0])[3].is_image]
+    return [Gradient(*pair) for pair in pairs if pair[1] or not bound(pair[0]).workload.is_image]
 
 
 def key_of(gradient: Gradient) -> tuple[Key, bool] | None:
     """The row of a gradient on the default device; None of what is XLA's in any case."""
-    _, x, kernel, workload = _operands(gradient.call)
-    is_gpu = devices.default_platform() == "gpu"
-    arguments = _arguments(gradient)
-    takes = gpu_gradient.can if is_gpu else cpu_gradient.can
-    if not takes(kernel if not gradient.by_kernel else x, _cotangent(gradient.call), **arguments):
+    found, platform = bound(gradient.call), "cuda" if devices.default_platform() == "gpu" else "cpu"
+    rules = gpu_gradient if platform == "cuda" else cpu_gradient
+    if not rules.supports(found.other(gradient.by_kernel), found.cotangent, **found.arguments(gradient.by_kernel)):
         return None
-    key = gradient_table.key_of(workload, "cuda" if is_gpu else "cpu")
+    key = gradient_table.key_of(found.workload, platform)
     return None if key is None else (key, gradient.by_kernel)
 
 
@@ -117,40 +116,63 @@ def _compile(side: timing.Function, operands: list[timing.Operands], here: Any) 
         timing.compile_ahead(side, operands)
 
 
+class Bound(NamedTuple):
+    """A convolution as the primitive of gradients has it: types of its operands.
+
+    Attributes:
+      config: without bias, residual, ReLU and pool.
+      x: [N, H, W, C].
+      kernel: [1, kh, kw, C / groups, K].
+      cotangent: [N, Ho, Wo, K].
+    """
+
+    config: primitives.Config
+    x: Any
+    kernel: Any
+    cotangent: Any
+
+    @property
+    def workload(self) -> Workload:
+        return lowering.workload_of(self.x, self.kernel, self.config)
+
+    def other(self, by_kernel: bool) -> Any:
+        """What a gradient is computed of beside the cotangent."""
+        return self.x if by_kernel else self.kernel
+
+    def arguments(self, by_kernel: bool) -> dict[str, Any]:
+        """The keywords of `differentiation.gradient`, and of the rules of a CPU and a GPU."""
+        return {"config": self.config, "like": self.kernel if by_kernel else self.x, "by_kernel": by_kernel}
+
+    def of_images(self, images: int) -> Bound:
+        """The same of so many images."""
+        x, cotangent = (each.update(shape=(images, *each.shape[1:])) for each in (self.x, self.cotangent))
+        return self._replace(x=x, cotangent=cotangent)
+
+
 @functools.lru_cache(maxsize=256)
-def _operands(call: Call) -> tuple[primitives.Config, Any, Any, Any]:
-    """The configuration of a convolution, its x and kernel as the primitive has them, and the workload."""
+def bound(call: Call) -> Bound:
+    """As the primitive has a call, alone."""
     config, x, kernel, _ = measure.bound(call)
-    bare = dataclasses.replace(config.bare(), by_lax=False, tile=None)
-    return bare, x, kernel, lowering.workload_of(x, kernel, bare)
-
-
-def _arguments(gradient: Gradient) -> dict[str, Any]:
-    config, x, kernel, _ = _operands(gradient.call)
-    return {"config": config, "like": kernel if gradient.by_kernel else x, "by_kernel": gradient.by_kernel}
-
-
-def _cotangent(call: Call) -> Any:
-    config, x, kernel, _ = _operands(call)
-    return primitives.result_aval(x, kernel, config=config)
+    config = dataclasses.replace(config.bare(), by_lax=False, tile=None)
+    return Bound(config, x, kernel, primitives.result_aval(x, kernel, config=config))
 
 
 def _sides(gradient: Gradient) -> dict[str, timing.Function]:
-    arguments = _arguments(gradient)
+    found = bound(gradient.call)
+    arguments = found.arguments(gradient.by_kernel)
     sides: dict[str, timing.Function] = {measure.XLA: functools.partial(differentiation.gradient, **arguments)}
     if devices.default_platform() == "cpu":
         return sides | {OURS: functools.partial(cpu_gradient.gradient, **arguments)}
     if not gradient.by_kernel:
         return sides | {OURS: functools.partial(gpu_gradient.gradient, **arguments)}
-    config, workload = arguments["config"], _operands(gradient.call)[3]
-    given = {"geometry": config.geometry, "like": arguments["like"]}
-    plans = Layer.of(workload).kernel_gradients(devices.current(), _PLANS)
-    return sides | {name_of(plan.tile): functools.partial(gpu_gradient.of_kernel, **given, plan=plan) for plan in plans}
+    of_kernel = functools.partial(gpu_gradient.of_kernel, geometry=found.config.geometry, like=found.kernel)
+    plans = Layer.of(found.workload).kernel_gradients(devices.current(), _PLANS)
+    return sides | {name_of(plan.tile): functools.partial(of_kernel, plan=plan) for plan in plans}
 
 
 def _values(gradient: Gradient, seed: int) -> Iterable[timing.Operands]:
     """x, or the kernel, and the cotangent that successive calls rotate through."""
-    _, x, kernel, _ = _operands(gradient.call)
+    found = bound(gradient.call)
     rng = np.random.default_rng(seed)
     dense = rng.standard_normal(_VALUES, np.float32)
     sparse = np.where(rng.random(_VALUES, np.float32) < measure.ZEROS, np.float32(0), dense)
@@ -158,8 +180,8 @@ def _values(gradient: Gradient, seed: int) -> Iterable[timing.Operands]:
     def repeated(values: np.ndarray, like: Any) -> jax.Array:
         return jnp.asarray(np.resize(values, like.shape), like.dtype)
 
-    first = repeated(sparse, x) if gradient.by_kernel else repeated(dense, kernel)
-    for cotangent in timing.rotations(repeated(sparse, _cotangent(gradient.call))):
+    first = repeated(sparse, found.x) if gradient.by_kernel else repeated(dense, found.kernel)
+    for cotangent in timing.rotations(repeated(sparse, found.cotangent)):
         yield first, cotangent
 
 
@@ -211,10 +233,7 @@ def summary(made: Table) -> str:
 
 def machine_of(run: Mapping[str, Any]) -> gradient_table.Machine:
     """What a run of raw times was on."""
-    if "cpu" in run:
-        return devices.Cpu(**run["cpu"])
-    fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in run["gpu"].items()}
-    return devices.Device(**fields)
+    return devices.Cpu(**run["cpu"]) if "cpu" in run else raw_times.gpu_of(run)
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

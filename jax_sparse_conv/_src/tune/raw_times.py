@@ -100,6 +100,12 @@ def lines(raw: Path) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
             yield content, run
 
 
+def gpu_of(run: Mapping[str, Any]) -> Device:
+    """The GPU that a run describes."""
+    fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in run["gpu"].items()}
+    return Device(**fields)
+
+
 def read(raw: Path) -> list[Entry]:
     """The entries of GPUs; those of CPUs are left out (`tune.cpu`).
 
@@ -115,8 +121,7 @@ def times_of(entries: Sequence[Entry]) -> list[Time]:
     for entry in entries:
         if "gpu" not in entry.run:
             continue
-        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in entry.run["gpu"].items()}
-        device = Device(**fields)
+        device = gpu_of(entry.run)
         for name, us in entry.times.items():
             found[entry.key, name, device].append(us)
     return [

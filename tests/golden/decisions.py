@@ -1,7 +1,7 @@
-"""What runs for every layer of every network, as text: the golden files' content (`tests/golden/`).
+"""What runs for every layer of every network, as text: the content of the golden files beside this.
 
 Nothing is computed and no GPU is asked: calls are found by tracing, and the host's planners know the GPUs by
-description. `python tests/helpers/decisions.py` writes the files anew; a change of them is read like any other change.
+description. `python tests/golden/decisions.py` writes the files anew; a change of them is read like any other change.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from jax_sparse_conv._src.primitive.primitives import Config
 from jax_sparse_conv._src.tune.measure import bound
 from jax_sparse_conv._src.tune.workloads import OneKey
 
-FOLDER = Path(__file__).parents[1] / "golden"
+FOLDER = Path(__file__).parent
 CALLS = FOLDER / "calls.json"
 BATCHES = (1, 8, 32, 128)
 CHAIN_BATCHES = (1, 8)

@@ -1,6 +1,6 @@
 """Which gradients are this package's for every convolution of every network, as text: golden files of their own.
 
-`python tests/helpers/gradient_decisions.py` writes them anew, beside those of `decisions`.
+`python tests/golden/gradient_decisions.py` writes them anew, beside those of `decisions`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 import decisions
 
 from jax_sparse_conv._src.dispatch import gradient_table
+from jax_sparse_conv._src.dispatch.planner import Layer
 from jax_sparse_conv._src.layers.calls import Call
-from jax_sparse_conv._src.primitive import cpu_gradient, gpu_gradient, lowering, primitives
+from jax_sparse_conv._src.primitive import cpu_gradient, gpu_gradient
 from jax_sparse_conv._src.tune import gradients
 
 FILES = {"gradients_cpu.txt": "cpu", "gradients_h200.txt": "h200", "gradients_h100.txt": "h100"}
@@ -39,18 +40,15 @@ def _lines(platform: str) -> Iterator[str]:
 
 
 def _decided(call: Call, images: int, by_kernel: bool, platform: str) -> str:
-    config, x, kernel, _ = gradients._operands(call)
-    x = x.update(shape=(images, *x.shape[1:]))
-    other, like = (x, kernel) if by_kernel else (kernel, x)
+    bound = gradients.bound(call).of_images(images)
     rules: Any = cpu_gradient if platform == "cpu" else gpu_gradient
-    cotangent = primitives.result_aval(x, kernel, config=config)
-    if not rules.takes(other, cotangent, config, like, by_kernel):
+    if not rules.takes(bound.other(by_kernel), bound.cotangent, **bound.arguments(by_kernel)):
         return "xla"
     if platform == "cpu" or not by_kernel:
         return "ours"
-    device, workload = decisions.GPUS[platform], lowering.workload_of(x, kernel, config)
-    row = gradient_table.on_gpu(workload, by_kernel=True, device=device)
-    plan = gradient_table.plan_of(row, decisions.planner.Layer.of(workload), device)
+    device = decisions.GPUS[platform]
+    row = gradient_table.on_gpu(bound.workload, by_kernel=True, device=device)
+    plan = gradient_table.plan_of(row, Layer.of(bound.workload), device)
     assert plan is not None
     return decisions._short("ours", *plan.tile)
 
