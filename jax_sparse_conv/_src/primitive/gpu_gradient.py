@@ -37,11 +37,12 @@ def takes(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool
         return False
     device = devices.known()
     assert device is not None  # `supports` says so
-    row = gradient_table.on_gpu(_workload(other, config, like, by_kernel), by_kernel, device)
+    workload = _workload(other, config, like, by_kernel)
+    row = gradient_table.on_gpu(workload, by_kernel, device)
     if row is not None:
         return row.is_ours
     if by_kernel:  # whose rule knows XLA's times on one kind of GPU
-        return device.capability == choice.MEASURED and _suits_kernel(other, cotangent, config, like, device)
+        return device.capability == choice.MEASURED and _suits_kernel(workload, device)
     return all(
         _is_ours(cotangent, other, config, *pair) for pair in gradient_of_x.phases(other, cotangent, config, like)
     )
@@ -57,17 +58,14 @@ def supports(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: b
     if device is None or not device.has_fast_tf32 or _native.why_missing(method, "cuda", like.dtype) is not None:
         return False
     if by_kernel:
-        return like.shape[0] == 1 and bool(_layer(other, config, like).kernel_gradients(device))
+        layer = planner.Layer.of(_workload(other, config, like, by_kernel))
+        return like.shape[0] == 1 and bool(layer.kernel_gradients(device))
     return gradient_of_x.has_simple_phases(config) and math.prod(config.geometry.strides) <= _MOST_PHASES
 
 
 def _workload(other: Any, config: Config, like: Any, by_kernel: bool) -> Workload:
     """The convolution that is differentiated."""
     return lowering.workload_of(*((other, like) if by_kernel else (like, other)), config)
-
-
-def _layer(x: Any, config: Config, like: Any) -> planner.Layer:
-    return planner.Layer.of(lowering.workload_of(x, like, config))
 
 
 def _is_ours(cotangent: Any, kernel: Any, config: Config, rows: Any, columns: Any) -> bool:
@@ -77,24 +75,23 @@ def _is_ours(cotangent: Any, kernel: Any, config: Config, rows: Any, columns: An
     return choice.on_gpu(lowering.workload_of(cotangent, turned, part)).method != "xla"
 
 
-def _suits_kernel(x: Any, cotangent: Any, config: Config, like: Any, device: devices.Device) -> bool:
+def _suits_kernel(workload: Workload, device: devices.Device) -> bool:
     """Whether the kernel's gradient is expected to be faster here than XLA's."""
     limits = model.shipped("gpu gradients")
-    if min(like.shape[3:]) < limits["channels, least"] or _is_transformed(cotangent, config, like):
+    if min(workload.kernel_shape[3:]) < limits["channels, least"] or _is_transformed(workload):
         return False
-    (plan,) = _layer(x, config, like).kernel_gradients(device)
-    operations = 2.0 * math.prod(cotangent.shape[:3]) * math.prod(like.shape)
-    return operations >= limits["operations of a microsecond, least"] * plan.us
+    (plan,) = planner.Layer.of(workload).kernel_gradients(device)
+    return workload.flops >= limits["operations of a microsecond, least"] * plan.us
 
 
-def _is_transformed(cotangent: Any, config: Config, like: Any) -> bool:
+def _is_transformed(workload: Workload) -> bool:
     """Whether cuDNN computes it by transforms, with fewer products than there are."""
     limits = model.shipped("gpu gradients")
-    is_plain = like.shape[1:3] == (3, 3) and config.geometry.strides == config.geometry.dilation == (1, 1)
-    flops = 2.0 * math.prod(cotangent.shape[:3]) * math.prod(like.shape)
-    is_wide = min(like.shape[3:]) >= limits["channels, transforms"]
-    is_wide &= math.prod(like.shape[3:]) >= limits["weights of a tap, transforms"]
-    return is_plain and is_wide and flops >= limits["operations, transforms"]
+    _, *window, channels, out_channels = workload.kernel_shape
+    is_plain = window == [3, 3] and workload.geometry.strides == workload.geometry.dilation == (1, 1)
+    is_wide = min(channels, out_channels) >= limits["channels, transforms"]
+    is_wide &= channels * out_channels >= limits["weights of a tap, transforms"]
+    return is_plain and is_wide and workload.flops >= limits["operations, transforms"]
 
 
 def gradient(other: jax.Array, cotangent: jax.Array, *, config: Config, like: Any, by_kernel: bool) -> jax.Array:
