@@ -13,12 +13,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.losing import is_loss
 from benchmarks.common.results import Row, read
 from benchmarks.document import losses
 from benchmarks.document.network_tables import by_faster_flags
 from benchmarks.document.prose import Sentence, register
-from benchmarks.tune import regret
+from benchmarks.tune import gradient_regret, regret
 from jax_sparse_conv._src.plans.timing import geometric_mean
+from jax_sparse_conv._src.tune import gradients
 from jax_sparse_conv.models import profile_tables
 
 _GUIDE = "docs/guide/"
@@ -259,6 +261,31 @@ def _regret(results: Path) -> Sequence[str]:
 )
 def _regret_of_sibling(results: Path) -> Sequence[str]:
     return _regrets(results, "h200", ("tables", "sibling", "models"))
+
+
+@_says(
+    "docs/design/tuning.md",
+    """\
+On an H200, {} gradients of 32 images (`h200/gradients.times.jsonl`):
+
+| choice | by x: mean, worst | by the kernel: mean, worst | losses |
+|---|---|---|---|
+| with their row | {} %, {} % | {} %, {} % | {} |
+| by near rows, else by the rules | {} %, {} % | {} %, {} % | {} |
+| by the rules alone | {} %, {} % | {} %, {} % | {} |""",
+)
+def _regret_of_gradients(results: Path) -> Sequence[str]:
+    entries = gradients.read(results / "h200" / "gradients.times.jsonl")
+    figures = [str(len(entries))]
+    for way in gradient_regret.WAYS:
+        ratios: list[float] = []
+        for by_kernel in (False, True):
+            chosen = [entry for entry in entries if entry.by_kernel == by_kernel]
+            regrets, of_xla = zip(*(gradient_regret.outcome_of(entry, way, chosen) for entry in chosen), strict=True)
+            figures += [f"{100 * (geometric_mean(regrets) - 1):.1f}", f"{100 * (max(regrets) - 1):.0f}"]
+            ratios += of_xla
+        figures.append(str(sum(map(is_loss, ratios))))
+    return figures
 
 
 def _regrets(results: Path, device: str, ways: Sequence[str]) -> list[str]:

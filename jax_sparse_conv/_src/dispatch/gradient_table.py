@@ -1,9 +1,9 @@
 """Tables of gradients: for a convolution, whether that of x or of the kernel is faster by this package or by XLA.
 
 They are in the folder `gradients` beside the tables of forward passes (`table`), and hidden as these are. `python -m
-jax_sparse_conv tune --gradients` writes the user's own; none is shipped yet. A table is of one machine: siblings do not
-count. A convolution without a row takes the nearest row of its class, if that is near and clear. Else `cpu_gradient`
-and `gpu_gradient` have rules.
+jax_sparse_conv tune --gradients` writes the user's own; the H200's is shipped. A table is of one machine: siblings do
+not count. A convolution without a row takes the nearest row of its class, if that is near and clear. Else
+`cpu_gradient` and `gpu_gradient` have rules.
 """
 
 from __future__ import annotations
