@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_sparse_conv._src.accelerate import by_numpy, dense_blocks, hoist, recognise
+from jax_sparse_conv._src.accelerate import by_numpy, dense_blocks, hoist, module_state, recognise
 from jax_sparse_conv._src.accelerate.report import Report, report_of
 from jax_sparse_conv._src.accelerate.rows import UNKNOWN_SIZES, Row
 from jax_sparse_conv._src.fusion import rewrite
@@ -76,8 +76,8 @@ def accelerate(function: Callable[P, R_co]) -> Accelerated[P, R_co]:
     the rounding of folded batch norms, and but for zeros that meet infinite weights (see `conv`). Every spelling of a
     ReLU is `jax.nn.relu`: `maximum(x, 0)` has the derivative 0 at 0, and `where(x > 0, x, 0)` keeps NaN. A pool that
     joins a call keeps NaN, too, as lax defines it; on a CPU XLA's own loses it in places. Outside of `jit` the function
-    is traced at every call. What an argument's own state becomes, such as that of an nnx module in training, is lost as
-    it is under `jax.jit`.
+    is traced at every call. What it writes into the variables of an nnx module among its arguments, such as the running
+    statistics of a batch norm, is written there. What it adds to a module, as `sow` does, is lost.
 
     Args:
       function: of arrays and anything else. Leaves of its arguments that are no arrays are taken as they are.
@@ -96,14 +96,19 @@ def accelerate(function: Callable[P, R_co]) -> Accelerated[P, R_co]:
         raise TypeError(f"function={function!r} cannot be called")
 
     def accelerated(*args: Any, **kwargs: Any) -> Any:
-        closed, arrays, results = traced(function, args, kwargs)
+        out, written = called(*args, **kwargs)
+        module_state.write(args, kwargs, written)
+        return out
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        closed, arrays, results = traced(module_state.with_written(function), args, kwargs)
         given = [*closed.consts, *arrays]
         if _why_not(given) is not None:
             return jax.tree.unflatten(results, hoist.evaluate(closed, *arrays))
         fixed = _fixed(closed)
         program = of_jaxpr(closed, fixed, results)
         if all(row.reason is not None for row in program.rows):
-            warnings.warn(_nothing(function, program.rows), stacklevel=2)
+            warnings.warn(_nothing(function, program.rows), stacklevel=3)
             return jax.tree.unflatten(results, hoist.evaluate(closed, *arrays))
         warn_of_unknown_sizes(program)
         once = prepared(program.split.once, list(itertools.compress(given, fixed)))
