@@ -14,6 +14,7 @@ from cases import Case
 from kernel_checks import TOLERANCE, call
 from platforms import PLATFORM
 
+import jax_sparse_conv as jsc
 from jax_sparse_conv._src.primitive import turned_kernel
 from jax_sparse_conv._src.primitive.turned_kernel import Taps, swapped
 
@@ -48,6 +49,34 @@ def test_against_float64(case: Case, dtype: str) -> None:
     for ours, theirs in zip(gradients(inputs.x, inputs.kernel, case=case), wanted, strict=True):
         assert ours.dtype == jnp.dtype(dtype)
         assert oracle.relative_error(ours, theirs) <= tolerance
+
+
+@pytest.mark.parametrize("implementation", [None, "ecr", "direct", "xla"])
+@pytest.mark.parametrize(("channels", "strides"), [(8, 1), (16, 1), (16, 2)])
+def test_a_relu_lets_nothing_through_where_its_input_is_nan(channels: int, strides: int, implementation: Any) -> None:
+    rng = np.random.default_rng(0)
+    x, kernel = rng.normal(size=(2, 8, 8, channels)), rng.normal(size=(3, 3, channels, channels))
+    operands = [jnp.asarray(x, jnp.float32), jnp.asarray(kernel, jnp.float32), jnp.zeros(channels).at[2].set(np.nan)]
+
+    def wanted(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+        by_lax = jax.lax.conv_general_dilated(
+            x, kernel, (strides, strides), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), precision="highest"
+        )
+        return jax.nn.relu(by_lax + bias)
+
+    def found(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+        more = {"strides": strides, "precision": "highest", "implementation": implementation}
+        return jsc.conv(x, kernel, bias, activation="relu", **more)
+
+    def gradients_of(function: Any) -> Any:
+        return jax.grad(lambda *operands: function(*operands).sum(), (0, 1, 2))
+
+    assert np.isnan(found(*operands)[..., 2]).all()
+    for ours, theirs in zip(gradients_of(found)(*operands), gradients_of(wanted)(*operands), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    tangents = [jnp.ones_like(each) for each in operands]
+    for function in (found, wanted):
+        assert (jax.jvp(function, operands, tangents)[1][..., 2] == 0).all()
 
 
 @pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0)])

@@ -118,7 +118,9 @@ def _relu(y: jax.Array) -> jax.Array:
 
 
 def _zero_where_negative(y: jax.Array) -> jax.Array:
-    return lax.select(y <= 0, lax.full_like(y, 0), y)
+    """With the derivative of `jax.nn.relu`, which is 0 at NaN."""
+    fixed = lax.stop_gradient(y)
+    return lax.select(y > 0, y, lax.select(fixed <= 0, lax.full_like(y, 0), fixed))
 
 
 def for_channels_of(y: jax.Array, values: jax.Array) -> jax.Array:
