@@ -8,9 +8,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from platforms import require
+from platforms import PLATFORM, require
 
 import jax_sparse_conv as jsc
+from jax_sparse_conv._src.dispatch import cpu_choice
+from jax_sparse_conv._src.primitive import lowering, primitives
+from jax_sparse_conv._src.problem.geometry import Geometry
 
 X = jax.random.normal(jax.random.key(0), (2, 9, 8, 16))
 KERNEL = jax.random.normal(jax.random.key(1), (3, 3, 16, 32))
@@ -73,3 +76,14 @@ def test_what_xla_says_of_custom_calls() -> None:
     found = [cost for cost in (lowered.cost_analysis(), lowered.compile().cost_analysis()) if cost is not None]
     assert found
     assert all(cost.get("flops", -1) == -1 for cost in found)
+
+
+def test_a_call_that_branches_says_from_how_many_zeros_on_it_is_native() -> None:
+    if PLATFORM != "cpu":
+        pytest.skip("calls that branch by the zeros are a CPU's")
+    kernel = jnp.ones((3, 3, 64, 8))
+    report = jsc.accelerate(lambda x: conv(x, kernel)).report(jnp.ones((1, 64, 64, 64)))
+    types = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1, 64, 64, 64), (1, *kernel.shape))]
+    below = cpu_choice.on_cpu(lowering.workload_of(*types, primitives.Config(Geometry(), "ecr", fallback=True))).below
+    assert 0 < below < 1
+    assert report.rows[0].runs == f"ecr from {1 - below:.0%} zeros on, else xla"

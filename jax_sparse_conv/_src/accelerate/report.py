@@ -119,5 +119,5 @@ def _kind(equation: Any, platform: str) -> str:
     if chosen is None:
         return "xla"
     if chosen.below is not None:
-        return f"{chosen.method} up to {1 - chosen.below:.0%} zeros, else xla"
+        return f"{chosen.method} from {1 - chosen.below:.0%} zeros on, else xla"
     return f"{chosen.method} or dense, by the zeros" if chosen.may_be_dense else chosen.method
