@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src.accelerate import inference
@@ -117,6 +118,18 @@ def test_the_report() -> None:
     report = jsc.jit_inference(network, weights()).report(X)
     assert [row.joined for row in report.rows] == [("scale and bias", "relu"), ("scale and bias",)]
     assert "2 of 2 layers are calls of jax_sparse_conv" in str(report)
+
+
+def test_a_flag_that_is_no_static_argument_says_so() -> None:
+    predict = jsc.jit_inference(network, weights())
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        predict(X, twice=True)
+    assert any("static_argnames" in note for note in caught.value.__notes__)
+
+
+def test_a_module_is_for_the_other_function() -> None:
+    with pytest.raises(TypeError, match=r"function is the nnx module Conv, .* jsc.nnx.jit_inference takes it"):
+        jsc.jit_inference(nnx.Conv(3, 8, (3, 3), rngs=nnx.Rngs(0)), X)
 
 
 def test_what_cannot_be_called() -> None:

@@ -15,6 +15,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.accelerate import few_arguments, hoist, transform
@@ -213,7 +214,11 @@ class Inference(Generic[P, R_co]):
             return self._function(jax.tree.unflatten(self._tree, leaves), *args, **kwargs, **static)
 
         avals = [jax.typeof(self._leaves[place]) for place in self._places]
-        closed, shape = jax.make_jaxpr(flat, return_shape=True)(*avals, *types)
+        try:
+            closed, shape = jax.make_jaxpr(flat, return_shape=True)(*avals, *types)
+        except jax.errors.ConcretizationTypeError as error:
+            error.add_note("Name a flag of the call in static_argnames=..., and give it by name: train=False.")
+            raise
         if any(isinstance(value, jax.Ref) for value in closed.consts):
             raise ValueError(
                 "the function reads or writes a reference (jax.new_ref) that it holds itself, which inference with "
@@ -278,10 +283,13 @@ def jit_inference(
       An `Inference`, called with the arguments behind the weights. Each kind of arguments is compiled once.
 
     Raises:
-      TypeError: a function that cannot be called.
+      TypeError: a function that cannot be called, or an nnx module.
     """
     if not callable(function):
         raise TypeError(f"function={function!r} cannot be called")
+    if isinstance(function, nnx.Module):
+        kind = type(function).__name__
+        raise TypeError(f"function is the nnx module {kind}, which holds its weights: jsc.nnx.jit_inference takes it")
     return Inference(function, weights, static_argnames)
 
 
