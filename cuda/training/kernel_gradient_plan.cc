@@ -12,8 +12,8 @@ namespace {
 constexpr int64_t kMost = int64_t{1} << 31;
 constexpr int kReserved = 2 * kSwizzleBytes;  // of shared memory: where the swizzle's repeat begins, and barriers
 
-// The model's constants are "kernel gradient" of dispatch/model.json, chosen by hand after the times of all plans of
-// layers with 32 images on an H200 (`python -m benchmarks gradient_plans`).
+// The model's constants are "kernel gradient" of dispatch/model.json, chosen by hand after times of plans of layers with
+// 32 images on an H200 (`tune --gradients`; `python -m benchmarks gradient_regret` says what its choices lose).
 namespace times = model::kernel_gradient;
 
 constexpr double kTileCycles = 384;  // of an SM's tensor cores, for a tile's products of a step
@@ -33,7 +33,7 @@ double StepCycles(const KernelGradientPlan& plan) {
   const double shared = tiles * (kTileCycles / 2 + cotangent / kSharedRate) + (3 * cotangent + copied) / kSharedRate;
   const double copies = static_cast<double>(plan.rows * DivideUp(plan.x_boxes + 2, kCopyWarps));
   const double longest = std::max({times::kSharedMemory * shared, copied / times::kL2Bytes, times::kCopy * copies});
-  return longest * (plan.shares_channels ? times::kSharing : 1) + times::kStep;
+  return longest * (plan.shares_channels ? times::kSharing : 1) + times::kRow * plan.rows + times::kStep;
 }
 
 // Of the box's sizes what follows from its columns. It has as many rows as fit.
