@@ -173,7 +173,7 @@ def test_files_come_back_as_they_were(tmp_path: Path) -> None:
     ("change", "reason"),
     [
         ({"sizes": [1, 2]}, "are not 16 ints"),
-        ({"pool": [2, 2]}, "and 9 or none"),
+        ({"pool": [2, 2]}, "are not 9 ints, or none"),
         ({"kind": "tf32"}, "kind='tf32'"),
         ({"op": "pool"}, "op='pool'"),
         ({"residual": 0}, "residual=0"),

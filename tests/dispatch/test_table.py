@@ -206,7 +206,7 @@ def test_shipped_tables_are_whole_and_their_tiles_are_the_planners(name: str) ->
     ("change", "reason"),
     [
         ({"format": 2}, "its format is 2, not 1"),
-        ({"rows": [[[1, 2], "tf32", 0, "xla", [], 1.0, 1.0, 0]]}, "are no sizes: 16 ints"),
+        ({"rows": [[[1, 2], "tf32", 0, "xla", [], 1.0, 1.0, 0]]}, "are not 16 ints"),
         ({"rows": [[[1] * 16, "tf33", 0, "xla", [], 1.0, 1.0, 0]]}, "kind='tf33'"),
         ({"rows": [[[1] * 16, "tf32", 0, "wgmma", [64], 1.0, 1.0, 0]]}, "is not 4 numbers"),
         ({"rows": [[[1] * 16, "tf32", 0, "xla", [], -1.0, 1.0, 0]]}, "times are above 0"),

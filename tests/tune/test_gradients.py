@@ -160,7 +160,7 @@ def test_mistakes_are_one_sentence(
     other = tmp_path / "other.jsonl"
     other.write_text('{"key": {}, "times": {}}\n')
     assert tune("--fit", str(other)) == 1
-    assert "other.jsonl holds no times of gradients" in capsys.readouterr().err
+    assert "other.jsonl, line 1 holds no times of `tune`" in capsys.readouterr().err
     assert tune("--fit") == 1
     assert "no times of gradients in" in capsys.readouterr().err
     with pytest.raises(ValueError, match="'theirs 1,2' does not begin with 'ours'"):

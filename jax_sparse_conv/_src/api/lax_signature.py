@@ -38,8 +38,16 @@ def conv_general_dilated(
 
     It takes lax's arguments. Two-dimensional convolutions with NHWC input and output and an HWIO kernel run as `conv`.
     They must be without input dilation, batch groups or another result dtype. Anything else is lax's own convolution
-    under `implementation=None`, and an error under another name. Array arguments are as in lax. `out_sharding` is
-    passed on.
+    under `implementation=None` and `"xla"`, and an error under another name. `out_sharding` is passed on.
+
+    Args:
+      lhs: [N, H, W, C], or what lax takes; float32, bfloat16, float16 or float64.
+      rhs: [kh, kw, C / feature_group_count, K], or what lax takes; of the dtype of `lhs`.
+      implementation: see `conv`.
+      others: as in lax.
+
+    Returns:
+      [N, Ho, Wo, K] of the dtype of `lhs`, or what lax returns.
 
     Raises:
       ValueError: a convolution that the named implementation does not have; and whatever lax raises, by its names.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +99,15 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=_positive, nargs="+", default=(1, 8, 32), metavar="N", help="images of a batch: 1 8 32")
     add("--kinds", nargs="+", choices=model.KINDS, default=model.KINDS, help="of products (default: all)")
     add("--device", type=_device, metavar="N", help="CUDA's number of the GPU, or cpu (default: 0, cpu without a GPU)")
-    add("--budget", type=float, default=30, metavar="MINUTES", help="stop after so long (default: 30)")
+    add("--budget", type=_minutes, default=30, metavar="MINUTES", help="stop after so long (default: 30)")
     add("--part", type=_part, default=(1, 1), metavar="I/N", help="every Nth call from the Ith: a process per GPU")
     add("--out", type=Path, metavar="FOLDER", help="of the table and the raw times (default: the user's cache folder)")
     add("--gradients", action="store_true", help="time gradients, for training; with --show and --fit of theirs")
     add("--no-xla", action="store_true", help="time kernels alone, which is enough to fit their models and fast")
-    add("--show", action="store_true", help="print the tables in use for the device, and stop")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--show", action="store_true", help="print the tables in use for the device, and stop")
     fit = "fit the models to raw times, those of the user's cache folder or of these files, and stop"
-    add("--fit", type=Path, nargs="*", metavar="FILE", help=fit)
+    instead.add_argument("--fit", type=Path, nargs="*", metavar="FILE", help=fit)
 
 
 def _add_network(parser: argparse.ArgumentParser) -> None:
@@ -142,6 +144,16 @@ def _seed(text: str) -> int:
     if not text.isdecimal() or int(text) >= 2**32:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2**32 - 1")
     return int(text)
+
+
+def _minutes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes, 0 or more")
+    return value
 
 
 def _positive(text: str) -> int:

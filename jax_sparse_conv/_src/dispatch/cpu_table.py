@@ -156,10 +156,9 @@ def key_from(content: Mapping[str, Any]) -> Key:
       ValueError: values that are no key.
       KeyError: one is missing.
     """
-    sizes, pool = tuple(content["sizes"]), tuple(content["pool"])
-    are_ints = all(type(number) is int for number in (*sizes, *pool))
-    if not are_ints or len(sizes) != table.SIZES or len(pool) not in (0, table.POOL_SIZES):
-        raise ValueError(f"sizes={sizes}, pool={pool} are not {table.SIZES} ints, and {table.POOL_SIZES} or none")
+    sizes, pool = table.sizes_from(content["sizes"]), tuple(content["pool"])
+    if not all(type(number) is int for number in pool) or len(pool) not in (0, table.POOL_SIZES):
+        raise ValueError(f"pool={pool} are not {table.POOL_SIZES} ints, or none")
     op, kind, residual = content["op"], content["kind"], content["residual"]
     if op not in ("conv", "dense") or kind not in KINDS.values() or not isinstance(residual, bool):
         named = f"op={op!r}, kind={kind!r}, residual={residual!r}"

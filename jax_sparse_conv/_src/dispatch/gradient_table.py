@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -210,9 +211,7 @@ def key_from(content: Mapping[str, Any]) -> tuple[Key, bool]:
       ValueError: values that are no key.
       KeyError: one is missing.
     """
-    sizes, kind, by = tuple(content["sizes"]), content["kind"], content["by"]
-    if len(sizes) != table.SIZES or not all(type(number) is int for number in sizes):
-        raise ValueError(f"sizes={sizes} are not {table.SIZES} ints")
+    sizes, kind, by = table.sizes_from(content["sizes"]), content["kind"], content["by"]
     kinds = (GPU_KIND, *cpu_table.KINDS.values())
     if kind not in kinds or by not in ("x", "kernel"):
         raise ValueError(f"kind={kind!r}, by={by!r} are not one of {', '.join(kinds)}, and x or kernel")
@@ -228,6 +227,6 @@ def _row(content: Mapping[str, Any], runs: int) -> Row:
     tile, us, xla_us, run = tuple(content["tile"]), float(content["us"]), float(content["xla_us"]), int(content["run"])
     if not all(type(number) is int for number in tile):
         raise ValueError(f"tile={tile} are no ints")
-    if not (us > 0 and xla_us > 0 and 0 <= run < runs):
+    if not (0 < us < math.inf and 0 < xla_us < math.inf and 0 <= run < runs):
         raise ValueError(f"us={us!r}, xla_us={xla_us!r}, run={run!r}: times are above 0 and run is one of {runs}")
     return Row(*key_from(content), tile, us, xla_us, run)

@@ -310,6 +310,21 @@ def save(path: str | os.PathLike[str], table: Table) -> None:
     folders.write_whole(path, whole)
 
 
+def sizes_from(values: Sequence[Any]) -> tuple[int, ...]:
+    """The sizes of a key from JSON.
+
+    Raises:
+      ValueError: values that are no sizes of a convolution.
+    """
+    sizes = tuple(values)
+    paddings = range(9, 13)
+    if len(sizes) != SIZES or not all(type(size) is int for size in sizes):
+        raise ValueError(f"sizes={sizes} are not {SIZES} ints")
+    if any(not (place in paddings or size >= 1) or abs(size) >= 1 << 31 for place, size in enumerate(sizes)):
+        raise ValueError(f"sizes={sizes} are not from 1 to 2^31, but for padding")
+    return sizes
+
+
 def _values(row: Row) -> list[Any]:
     family, tile = ("xla", ()) if row.candidate is None else (row.candidate.family, row.candidate.tile)
     return [list(row.key.sizes), row.key.kind, int(row.key.residual), family, list(tile), row.us, row.xla_us, row.run]
@@ -317,11 +332,10 @@ def _values(row: Row) -> list[Any]:
 
 def _row(values: Sequence[Any], runs: int) -> Row:
     sizes, kind, residual, family, tile, us, xla_us, run = values
-    if len(sizes) != SIZES or not all(type(size) is int for size in sizes):
-        raise ValueError(f"{sizes} are no sizes: {SIZES} ints")
+    sizes = sizes_from(sizes)
     if kind not in KINDS or residual not in (0, 1):
         raise ValueError(f"kind={kind!r}, residual={residual!r} are not one of {', '.join(KINDS)} and 0 or 1")
-    if not (us > 0 and xla_us > 0 and 0 <= run < runs):
+    if not (0 < us < math.inf and 0 < xla_us < math.inf and 0 <= run < runs):
         raise ValueError(f"us={us!r}, xla_us={xla_us!r}, run={run!r}: times are above 0 and run is one of {runs}")
     candidate = None if family == "xla" else Candidate.of(family, tile)
-    return Row(Key(tuple(sizes), kind, bool(residual)), candidate, float(us), float(xla_us), run)
+    return Row(Key(sizes, kind, bool(residual)), candidate, float(us), float(xla_us), run)

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 from jax_sparse_conv._src.dispatch import folders
 
 FORMAT = 1
+WRONG_CONTENT = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
+"""What reading JSON raises where values are of other kinds than they should be."""
 
 _Table = TypeVar("_Table")
 _Row = TypeVar("_Row")
@@ -33,8 +35,9 @@ def load(path: str | os.PathLike[str], what: str, table_of: Callable[[Any], _Tab
         if content["format"] != FORMAT:
             raise ValueError(f"its format is {content['format']!r}, not {FORMAT}")
         return table_of(content)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{os.fspath(path)} holds no {what}: {type(error).__name__}: {error}") from error
+    except WRONG_CONTENT as error:
+        named = f"{os.fspath(path)} holds no {what}: {type(error).__name__}: {error}"
+        raise ValueError(f"{named}; without the file other tables and rules decide") from error
 
 
 def save(path: str | os.PathLike[str], head: Mapping[str, Any], rows: Iterable[Any]) -> None:

@@ -95,7 +95,8 @@ def _gradients(options: argparse.Namespace, here: devices.Cpu | None) -> None:
     folder = gradient_table.folder_in(options.out or folders.cache_folder())
     if options.fit is not None:
         files = options.fit or sorted(folder.glob(f"*{_ENDINGS[1]}"))
-        return _save_gradients([entry for file in files for entry in gradients.read(file)], folder, files)
+        entries = [entry for file in files for entry in gradients.read(file, must_exist=True)]
+        return _save_gradients(entries, folder, files)
     if options.no_xla:
         raise ValueError("--no-xla is not for --gradients: their table compares with XLA")
     device = jax.local_devices(backend="cpu")[0] if here is not None else _gpu(options.device or 0)
@@ -231,8 +232,8 @@ def _fit(files: Sequence[Path], out: Path | None) -> None:
     """Make the models and tables of GPUs, and the tables of CPUs, from raw times."""
     folder = out or folders.cache_folder()
     files = files or sorted(folders.cache_folder().glob(f"*{_ENDINGS[1]}"))
-    entries = [entry for file in files for entry in raw_times.read(file)]
-    of_cpus = [entry for file in files for entry in cpu.read(file)]
+    entries = [entry for file in files for entry in raw_times.read(file, must_exist=True)]
+    of_cpus = [entry for file in files for entry in cpu.read(file, must_exist=True)]
     times = raw_times.times_of(entries)
     if not times and not of_cpus:
         raise ValueError(f"no raw times of a known device in {', '.join(map(str, files)) or folders.cache_folder()}")

@@ -187,14 +187,14 @@ def line_of(key: Key, samples: Sequence[Sample], branch: float) -> dict[str, Any
     return {"key": cpu_table.key_values(key), "times": times, "branch": round(branch, 3)}
 
 
-def read(raw: Path) -> list[Entry]:
-    """The entries of a CPU's raw times; of a line that was cut off by stopping nothing is read.
+def read(raw: Path, *, must_exist: bool = False) -> list[Entry]:
+    """The entries of CPUs; those of GPUs are left out. Arguments and errors as of `raw_times.entries`."""
 
-    Raises:
-      ValueError: another file.
-    """
-    of_cpus = [(line, run) for line, run in raw_times.lines(raw) if "cpu" in run]
-    return [
-        Entry(cpu_table.key_from(line["key"]), tuple(Sample(*each) for each in line["times"]), line["branch"], run)
-        for line, run in of_cpus
-    ]
+    def of(line: Mapping[str, Any], run: Mapping[str, Any]) -> Entry | None:
+        if "cpu" not in run:
+            return None
+        Cpu(**run["cpu"])  # or an error
+        samples = tuple(Sample(*map(float, each)) for each in line["times"])
+        return Entry(cpu_table.key_from(line["key"]), samples, float(line["branch"]), run)
+
+    return raw_times.entries(raw, of, must_exist=must_exist)

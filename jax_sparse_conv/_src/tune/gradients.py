@@ -245,16 +245,16 @@ def line_of(key: Key, by_kernel: bool, times: Mapping[str, float]) -> dict[str, 
     return {"gradient": gradient_table.key_values(key, by_kernel), "times": named}
 
 
-def read(raw: Path) -> list[Entry]:
-    """The entries of raw times of gradients; of a line that was cut off by stopping nothing is read.
+def read(raw: Path, *, must_exist: bool = False) -> list[Entry]:
+    """The entries of raw times of gradients. Arguments and errors as of `raw_times.entries`."""
 
-    Raises:
-      ValueError: another file.
-    """
-    found = []
-    for line, run in raw_times.lines(raw):
-        if "gradient" not in line:
-            raise ValueError(f"{raw} holds no times of gradients: {json.dumps(line)[:80]}")
-        times = {str(name): float(us) for name, us in line["times"].items()}
-        found.append(Entry(*gradient_table.key_from(line["gradient"]), times, run))
-    return found
+    def of(line: Mapping[str, Any], run: Mapping[str, Any]) -> Entry:
+        machine_of(run)  # or an error
+        times = raw_times.times_from(line["times"])
+        if measure.XLA not in times or len(times) < 2:
+            raise ValueError(f"times={times} are not XLA's and this package's")
+        for name in times.keys() - {measure.XLA}:
+            tile_of(name)  # or an error
+        return Entry(*gradient_table.key_from(line["gradient"]), times, run)
+
+    return raw_times.entries(raw, of, must_exist=must_exist)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import math
 import os
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jax_sparse_conv._src import environment
 from jax_sparse_conv._src.devices import Device
+from jax_sparse_conv._src.dispatch import table, table_files
 from jax_sparse_conv._src.dispatch.planner import Candidate
 from jax_sparse_conv._src.dispatch.table import Key
 from jax_sparse_conv._src.tune import measure
+
+_Entry = TypeVar("_Entry")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +43,8 @@ class Entry:
         """From a line."""
         key = content["key"]
         pool = tuple(key.get("pool", ()))
-        times = {str(name): float(us) for name, us in content["times"].items()}
-        return cls(
-            Key(tuple(key["sizes"]), str(key["kind"]), bool(key["residual"]), pool), times, tuple(content["again"]), run
-        )
+        sizes, times = table.sizes_from(key["sizes"]), times_from(content["times"])
+        return cls(Key(sizes, str(key["kind"]), bool(key["residual"]), pool), times, tuple(content["again"]), run)
 
     def of_candidates_left(self, device: Device) -> Entry:
         """Without times of candidates that the planners no longer have."""
@@ -79,40 +81,81 @@ def with_used_runs(
     return tuple(runs[run] for run in used), tuple(numbered)
 
 
-def lines(raw: Path) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Each workload's line of raw times with its run; of a line that was cut off by stopping nothing is read.
+def entries(
+    raw: Path, of: Callable[[Mapping[str, Any], Mapping[str, Any]], _Entry | None], *, must_exist: bool = False
+) -> list[_Entry]:
+    """What `of` makes of each workload's line and its run, but for None; of a line that was cut off nothing is read.
+
+    Args:
+      raw: a file of raw times.
+      of: makes an entry of the content of a line, and of its run.
+      must_exist: otherwise a file that does not exist has no entries.
 
     Raises:
-      ValueError: another file.
+      ValueError: another file; names the line, and what is wrong there.
+      OSError: the file cannot be read.
     """
+    try:
+        lines = raw.read_text(encoding="utf-8").splitlines() if must_exist or raw.exists() else []
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{raw} is no text in UTF-8: {error}") from error
     run: Mapping[str, Any] = {}
-    found = raw.read_text(encoding="utf-8").splitlines() if raw.exists() else []
-    for number, line in enumerate(found, 1):
+    found = []
+    for number, line in enumerate(lines, 1):
         try:
             content = json.loads(line)
+            if "run" in content:
+                run = dict(content["run"])
+                continue
+            entry = of(content, run)
         except json.JSONDecodeError as error:
-            if number == len(found):
+            if number == len(lines):
                 break
             raise ValueError(f"{raw}, line {number} is no JSON: {error}") from error
-        if "run" in content:
-            run = content["run"]
-        else:
-            yield content, run
+        except table_files.WRONG_CONTENT as error:
+            said = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{raw}, line {number} holds no times of `tune`: {said}") from error
+        if entry is not None:
+            found.append(entry)
+    return found
+
+
+def times_from(content: Mapping[str, Any]) -> dict[str, float]:
+    """Microseconds by name from JSON.
+
+    Raises:
+      ValueError: one is no time.
+    """
+    times = {str(name): float(us) for name, us in content.items()}
+    for name, us in times.items():
+        if not 0 < us < math.inf:
+            raise ValueError(f"times[{name!r}]={us} is not above 0, in microseconds")
+    return times
 
 
 def gpu_of(run: Mapping[str, Any]) -> Device:
-    """The GPU that a run describes."""
+    """The GPU that a run describes.
+
+    Raises:
+      ValueError: there is none.
+    """
+    if "gpu" not in run:
+        raise ValueError("no run that says which device it was on is before it")
     fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in run["gpu"].items()}
     return Device(**fields)
 
 
-def read(raw: Path) -> list[Entry]:
-    """The entries of GPUs; those of CPUs are left out (`tune.cpu`).
+def read(raw: Path, *, must_exist: bool = False) -> list[Entry]:
+    """The entries of GPUs; those of CPUs are left out (`tune.cpu`). Arguments and errors as of `entries`."""
 
-    Raises:
-      ValueError: another file.
-    """
-    return [Entry.of(content, run) for content, run in lines(raw) if "cpu" not in run]
+    def of(content: Mapping[str, Any], run: Mapping[str, Any]) -> Entry | None:
+        if "cpu" in run:
+            return None
+        if "gpu" in run:
+            gpu_of(run)  # or an error
+        return Entry.of(content, run)
+
+    return entries(raw, of, must_exist=must_exist)
 
 
 def times_of(entries: Sequence[Entry]) -> list[Time]:
