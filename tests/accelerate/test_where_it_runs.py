@@ -42,6 +42,16 @@ def test_inside_shard_map() -> None:
     same(jax.jit(inside)(X), function(X))
 
 
+def test_around_shard_map_it_says_what_to_do() -> None:
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Auto,))
+    split = jax.shard_map(function, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i"))
+    around = jsc.accelerate(lambda x: split(x))
+    with pytest.warns(UserWarning, match="left all 1 convolutions of <lambda>.*it is inside of shard_map"):
+        same(around(X), function(X))
+    (row,) = around.report(X).rows  # type: ignore[attr-defined]
+    assert (row.x_shape, row.kernel_shape, row.result_shape) == (X.shape, KERNEL.shape, X.shape)
+
+
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_of_arrays_on_a_mesh(kind: AxisType) -> None:
     mesh = jax.make_mesh((1,), ("i",), axis_types=(kind,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -115,6 +115,21 @@ def _changed(body: Any, change: Callable[[Any], Any]) -> Any:
 
 def _type(aval: Any) -> tuple[Any, ...]:
     return (aval.shape, aval.dtype) if hasattr(aval, "shape") else (aval,)
+
+
+def out_of_reach(equation: Any) -> list[Any]:
+    """lax's convolutions inside of an equation whose body is not rewritten, such as `shard_map`'s."""
+    if equation.primitive.name in _BODIES:
+        return []
+    return [
+        each for each in _layers(_InEquation([equation])) if each.primitive.name == _LAYERS[0] and each is not equation
+    ]
+
+
+class _InEquation(NamedTuple):
+    """What `_layers` reads of a jaxpr."""
+
+    eqns: list[Any]
 
 
 def _layers(jaxpr: Any) -> Iterator[Any]:

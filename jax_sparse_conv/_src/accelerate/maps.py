@@ -17,6 +17,7 @@ Axes: TypeAlias = tuple[int | None, ...]
 
 IMAGES, CHANNELS, RANK = 0, 3, 4
 STORED: Axes = (0, 1, 2, 3)  # of a function that has a map as it lies
+_ORDER = (0, 3, 1, 2)  # lax's images, channels, height and width among the axes of [N, H, W, C]
 
 
 def reshaped(axes: Axes, shape: Sequence[Any], new_shape: Sequence[Any]) -> Axes | None:
@@ -91,3 +92,15 @@ def permuted(values: Sequence[Any], axes: Axes, fill: Any) -> tuple[Any, ...] | 
         if axis is not None:
             found[axis] = value
     return tuple(found)
+
+
+def axes_of(spec: Sequence[int]) -> Axes:
+    """The axes of an array whose images, channels, height and width are at the places of `spec`, as lax has them."""
+    places = dict(zip(spec, _ORDER, strict=True))
+    return tuple(places[place] for place in range(len(spec)))
+
+
+def to_hwio(dimensions: Any) -> tuple[int, ...]:
+    """The axes of lax's kernel, those of space first."""
+    outputs, inputs, *space = dimensions.rhs_spec
+    return (*space, inputs, outputs)

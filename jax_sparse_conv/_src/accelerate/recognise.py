@@ -30,7 +30,6 @@ from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Geometry
 
 _DENSE_ROWS = 16  # up to which a product is a dense layer: `implementation=None` is XLA's for more
-_ORDER = (0, 3, 1, 2)  # lax's images, channels, height and width among the axes of [N, H, W, C]
 
 
 def rewritten(closed: Any, fixed: Sequence[bool]) -> tuple[Any, list[Row]]:
@@ -101,6 +100,10 @@ class _Walk:
         """An equation as it is, but for max pools, and for layers in the bodies of loops and the like."""
         if (pooled := pools.plain(self._values, equation)) is not None:
             return [pooled]
+        name = equation.equation.primitive.name
+        reason = f"it is inside of {name}, which is left as it is; {name} takes a function that accelerate returns"
+        found = equations.out_of_reach(equation.equation)
+        self.rows += [Row.of_conv(each, (equation.equation, *equation.callers), reason) for each in found]
         operands = [self._values.given(number) for number in equation.inputs]
         return equations.bind(equation.equation, operands, **equations.with_bodies(equation.equation, self._body))
 
@@ -130,19 +133,10 @@ class _Walk:
         if all(map(self._values.is_fixed, equation.inputs)):
             return self._plain(equation)  # of weights alone
         params, (x, kernel) = equation.equation.params, equation.inputs
-        dimensions, x_shape = params["dimension_numbers"], self._values.shape(x)
-        axes = _axes_of(dimensions.lhs_spec) if len(x_shape) == maps.RANK else ()
-        space, (outputs, inputs) = dimensions.rhs_spec[2:], dimensions.rhs_spec[:2]
-        to_hwio, results = (*space, inputs, outputs), equation.equation.outvars[0].aval.shape
-        row = Row(
-            "conv",
-            maps.stored_shape(axes, x_shape) if axes else x_shape,
-            tuple(self._values.shape(kernel)[axis] for axis in to_hwio),
-            maps.stored_shape(_axes_of(dimensions.out_spec), results) if axes else results,
-            str(self._values.type_of(x).dtype),
-            jax_internals.source_of(equation.equation, equation.callers),
-            reason=_why_xlas(equation) or _why_no_conv(equation.equation),
-        )
+        dimensions = params["dimension_numbers"]
+        axes = maps.axes_of(dimensions.lhs_spec) if len(self._values.shape(x)) == maps.RANK else ()
+        to_hwio = maps.to_hwio(dimensions)
+        row = Row.of_conv(equation.equation, equation.callers, _why_xlas(equation) or _why_no_conv(equation.equation))
         self.rows.append(row)
         if row.reason is not None:
             return self._plain(equation)
@@ -166,7 +160,7 @@ class _Walk:
             row,
             self._position,
         )
-        return [Map(layer, _axes_of(dimensions.out_spec))]
+        return [Map(layer, maps.axes_of(dimensions.out_spec))]
 
     def _own(self, equation: Equation) -> list[Any]:
         """A call of this package that the function makes itself. More joins it, where it is one of those made here."""
@@ -380,9 +374,3 @@ def _affine(
     negative = pending.with_scale(layer, -jnp.ones((1,), values.dtype), redo)
     joined = None if negative is None else pending.with_shift(negative, values, redo)
     return None if joined is None else dataclasses.replace(joined, before=layer)
-
-
-def _axes_of(spec: Sequence[int]) -> Axes:
-    """The axes of an array whose images, channels, height and width are at the places of `spec`."""
-    places = dict(zip(spec, _ORDER, strict=True))
-    return tuple(places[place] for place in range(len(spec)))

@@ -9,6 +9,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jax_sparse_conv._src.accelerate import maps
+from jax_sparse_conv._src.primitive import jax_internals
+
 UNKNOWN_SIZES = "its sizes are not known yet"  # why a layer of symbolic sizes is left
 COLUMNS = ("layer", "input", "kernel", "with", "runs", "chain", "at")
 
@@ -44,6 +47,22 @@ class Row:
     runs: str = ""
     chain: int | None = None
     block: int | None = None
+
+    @classmethod
+    def of_conv(cls, equation: Any, callers: Sequence[Any], reason: str | None) -> Row:
+        """Of lax's convolution, which these calls are around, and why it is left as it is."""
+        dimensions, (x, kernel, *_) = equation.params["dimension_numbers"], (each.aval for each in equation.invars)
+        result = equation.outvars[0].aval.shape
+        is_map = len(x.shape) == maps.RANK
+        return cls(
+            "conv",
+            maps.stored_shape(maps.axes_of(dimensions.lhs_spec), x.shape) if is_map else x.shape,
+            tuple(kernel.shape[axis] for axis in maps.to_hwio(dimensions)),
+            maps.stored_shape(maps.axes_of(dimensions.out_spec), result) if is_map else result,
+            str(x.dtype),
+            jax_internals.source_of(equation, callers),
+            reason,
+        )
 
     @property
     def flops(self) -> Any:

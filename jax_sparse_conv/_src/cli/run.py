@@ -68,6 +68,8 @@ def _implementation(options: argparse.Namespace) -> str | Plan:
         raise UserError(f"--implementation {options.implementation} and --plan exclude each other")
     try:
         return Plan.load(options.plan)
+    except FileNotFoundError as error:
+        raise UserError(f"--plan {options.plan}: there is no such file") from error
     except (OSError, ValueError) as error:
         raise UserError(f"--plan: {error}") from error
 
