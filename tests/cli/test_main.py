@@ -154,12 +154,10 @@ def test_calibrate_writes_a_plan_that_run_takes(tmp_path: Path, capsys: pytest.C
     assert "it has conv1_1 for inputs of (2, " in out
     assert run("--batch", "2", "--precision", "highest", "--plan", target) == 1
     assert "--plan: layer 'conv1_1' has precision='highest', not 'default'" in capsys.readouterr().err
-    assert run("--plan", "nope.json") == 1
-    assert "--plan nope.json: there is no such file" in capsys.readouterr().err
     assert run("--plan", target, "--implementation", "xla") == 1
     assert "--implementation xla and --plan exclude each other" in capsys.readouterr().err
     assert run("--plan", tmp_path / "none.json") == 1
-    assert "--plan: " in capsys.readouterr().err
+    assert "none.json: there is no such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("seed", ["-1", "1.5", str(2**32), "a"])

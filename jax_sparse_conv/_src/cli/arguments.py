@@ -48,7 +48,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_network(parser)
     add = parser.add_argument
     add("--labels", type=Path, help="text file with the classes' names, one a line (default: their indices)")
-    add("--implementation", help='of the sparse layers: auto (default, None in Python), ecr, pecr, coo, ...; a wrong name lists them')
+    add("--implementation", help="of the sparse layers: auto (default), ecr, pecr, coo, ...; a wrong name lists them")
     add("--plan", type=Path, help="JSON file of `calibrate`: each layer's implementation, instead of --implementation")
     add(
         "--repeats",
@@ -94,7 +94,7 @@ def _add_others(commands: Any) -> None:
 def _add_tune(parser: argparse.ArgumentParser) -> None:
     layers = parser.add_mutually_exclusive_group()
     layers.add_argument("--network", nargs="+", metavar="NAME", help="whose layers to time (default: four)")
-    layers.add_argument("--layers", type=Path, metavar="FILE", help="JSON list of calls, as layers of a plan's file have them")
+    layers.add_argument("--layers", type=Path, metavar="FILE", help="JSON list of calls, as a plan's layers have them")
     add = parser.add_argument
     add("--batch", type=_positive, nargs="+", default=(1, 8, 32), metavar="N", help="images of a batch: 1 8 32")
     add("--kinds", nargs="+", choices=model.KINDS, default=model.KINDS, help="of products (default: all)")
