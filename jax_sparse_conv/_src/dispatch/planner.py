@@ -16,7 +16,7 @@ import numpy as np
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.dispatch import model
-from jax_sparse_conv._src.problem.geometry import Geometry, Pool, PoolKind
+from jax_sparse_conv._src.problem.geometry import POOL_CODES, Geometry, Pool
 from jax_sparse_conv._src.problem.workload import Workload
 
 FAMILIES = {
@@ -30,7 +30,6 @@ FAMILIES = {
     "ecr": 7,
 }
 """Kernel families by the number that `candidate` has for them, with how many numbers cut their tiles."""
-POOL_KINDS: dict[PoolKind, int] = {"max": 1, "avg": 2}
 
 _TILE = 7  # numbers of the attribute, behind the family
 
@@ -245,7 +244,7 @@ def numbers(x_shape: Sequence[int], kernel_shape: Sequence[int], geometry: Geome
     pool = geometry.pool
     if pool is None:
         return sizes, ()
-    return sizes, (*pool.window, *pool.strides, *pool.padding[0], *pool.padding[1], POOL_KINDS[pool.kind])
+    return sizes, (*pool.window, *pool.strides, *pool.padding[0], *pool.padding[1], POOL_CODES[pool.kind])
 
 
 def geometry_of(windows: Sequence[int], groups: int, pool: Sequence[int]) -> Geometry:
@@ -253,7 +252,7 @@ def geometry_of(windows: Sequence[int], groups: int, pool: Sequence[int]) -> Geo
     down, across, top, bottom, left, right, *dilation = windows
     behind = None
     if pool:
-        kinds = {number: name for name, number in POOL_KINDS.items()}
+        kinds = {number: name for name, number in POOL_CODES.items() if name is not None}
         rows, columns, row_step, column_step, *pads, kind = pool
         behind = Pool(kinds[kind], (rows, columns), (row_step, column_step), ((pads[0], pads[1]), (pads[2], pads[3])))
     padding = (top, bottom), (left, right)

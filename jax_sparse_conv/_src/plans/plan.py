@@ -115,7 +115,11 @@ class Plan:
     uncalled: tuple[str, ...]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as JSON."""
+        """Write the plan as JSON.
+
+        Raises:
+          OSError: the file cannot be written.
+        """
         content = {"format": _FORMAT, **dataclasses.asdict(self), "versions": dict(self.versions)}
         Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 

@@ -17,7 +17,6 @@ from jax_sparse_conv._src.primitive.primitives import Config, Operands
 from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Geometry
 
-_POOL_CODES = {None: 0, "max": 1, "avg": 2}
 _ACTIVATION_CODES = {None: 0, "relu": 1}
 _PRECISION_CODES = {lax.Precision.DEFAULT: 0, lax.Precision.HIGH: 1, lax.Precision.HIGHEST: 2}
 # Algorithms of lax that promise no more than TF32 does.
@@ -34,7 +33,7 @@ def attributes(config: Config) -> dict[str, np.ndarray | np.int64]:
         "has_residual": np.int64(config.has_residual),
         "has_packed": np.int64(config.has_packed),
         "may_be_dense": np.int64(config.may_be_dense),
-        "pool": np.int64(_POOL_CODES[pool.kind if pool else None]),
+        "pool": np.int64(geo.POOL_CODES[pool.kind if pool else None]),
         "window": _ints(pool.window if pool else (1, 1)),
         "window_stride": _ints(pool.strides if pool else (1, 1)),
         "window_padding": _ints(pool.padding if pool else ((0, 0), (0, 0))),

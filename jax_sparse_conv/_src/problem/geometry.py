@@ -23,6 +23,8 @@ Padding: TypeAlias = str | int | Sequence[int | Sequence[int]]
 PoolKind: TypeAlias = Literal["max", "avg"]
 
 POOL_KINDS: tuple[PoolKind, ...] = get_args(PoolKind)
+POOL_CODES: dict[PoolKind | None, int] = {None: 0, "max": 1, "avg": 2}
+"""As native calls have the kinds (`native/call.h`)."""
 MAX_ELEMENTS = 2**31 - 1
 _MOST_OF_AN_ARRAY = 2**48  # elements of the whole of it
 
