@@ -105,7 +105,7 @@ def test_it_makes_the_table_that_dispatch_reads(timed: list[Call], capsys: pytes
 
 def test_it_shows_its_table(timed: list[Call], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tune("--show") == 0
-    assert "user: none, " in capsys.readouterr().out
+    assert "user: none of this device; " in capsys.readouterr().out
     assert tune("--network", "lenet5", "--batch", "1", "--kinds", "tf32") == 0
     assert tune("--show") == 0
     shown = capsys.readouterr().out

@@ -314,7 +314,7 @@ def described_cpu(here: devices.Cpu) -> Iterator[str]:
 def _described(paths: Mapping[str, Path], load: Callable[[Path], Any], text_of: Callable[[Any], str]) -> Iterator[str]:
     for name, path in paths.items():
         if not path.exists():
-            yield f"{name}: none, {path} does not exist"
+            yield f"{name}: none of this device; it would be {path}"
             continue
         found = load(path)
         dates = sorted(str(run.get("date", "?"))[:10] for run in found.runs)
