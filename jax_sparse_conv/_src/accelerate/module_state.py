@@ -1,11 +1,11 @@
 """What a function writes into nnx modules among its arguments, such as running statistics and counts of dropout's keys.
 
-A trace is of copies of the arguments, so what is written there is one more result of it, and is written again behind.
+A trace is of copies of the arguments. What is written there is one more result of it, and is written into the arguments
+when it has run.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -19,7 +19,6 @@ Written: TypeAlias = Mapping[int, Any]
 def with_written(function: Callable[..., Any]) -> Callable[..., tuple[Any, Written]]:
     """The function with what it wrote beside its result."""
 
-    @functools.wraps(function)
     def both(*args: Any, **kwargs: Any) -> tuple[Any, Written]:
         found = _variables(args, kwargs)
         given = [variable.get_raw_value() for variable in found]
