@@ -12,8 +12,8 @@ namespace {
 constexpr int64_t kMost = int64_t{1} << 31;
 constexpr int kReserved = 2 * kSwizzleBytes;  // of shared memory: where the swizzle's repeat begins, and barriers
 
-// The model's constants are "kernel gradient" of dispatch/model.json, chosen by hand after times of plans of layers with
-// 32 images on an H200 (`tune --gradients`; `python -m benchmarks gradient_regret` says what its choices lose).
+// The model's constants are "kernel gradient" of dispatch/model.json, chosen by hand after times of plans of layers
+// with 32 images on an H200 (`tune --gradients`; `python -m benchmarks gradient_regret` says what its choices lose).
 namespace times = model::kernel_gradient;
 
 constexpr double kTileCycles = 384;  // of an SM's tensor cores, for a tile's products of a step
