@@ -10,11 +10,12 @@ namespace jsc {
 namespace {
 
 // Cycles, roughly those of an AVX-512 core; only their ratios matter. They are "cpu direct" of dispatch/model.json:
-//   kMultiplyAdd  of one vector
-//   kPackWeights  of one vector of the kernel
-//   kPackPixels   of one element of x
-//   kTask         of a task, whatever it does
-//   kPackLanes    of a vector, at most, by which packing pixels is faster than one by one
+//   kMultiplyAdd              of one vector, ...
+//   kMultiplyAddFewRegisters  ... where there are 16 registers, which the sparse loops would rather have more of
+//   kPackWeights              of one vector of the kernel
+//   kPackPixels               of one element of x
+//   kTask                     of a task, whatever it does
+//   kPackLanes                of a vector, at most, by which packing pixels is faster than one by one
 using namespace model::cpu_direct;
 using model::cpu_threads::kWake;
 
@@ -35,7 +36,9 @@ int64_t ConvResults(const ConvArgs& a, int axis, int64_t count) {
 }
 
 // packed: the kernel need not be packed. in_place: nor need x.
-double TaskCycles(const ConvArgs& a, const ConvPlan& p, double lanes, bool packed, bool in_place) {
+double TaskCycles(const ConvArgs& a, const ConvPlan& p, const Machine& machine, double lanes, bool packed,
+                  bool in_place) {
+  const double multiply_add = machine.many_registers ? kMultiplyAdd : kMultiplyAddFewRegisters;
   const double depth = static_cast<double>(a.kernel_size[0] * a.kernel_size[1] * a.group_channels);
   const int64_t height = ConvResults(a, 0, p.tile_rows), width = ConvResults(a, 1, p.tile_cols);
   const double windows = static_cast<double>(height * width), vectors = static_cast<double>(p.vectors);
@@ -43,7 +46,7 @@ double TaskCycles(const ConvArgs& a, const ConvPlan& p, double lanes, bool packe
   const double columns = static_cast<double>(width * a.stride[1] + (a.kernel_size[1] - 1) * a.dilation[1]);
   const double pixels = rows * columns * static_cast<double>(a.group_channels);
   const double blocks = static_cast<double>(p.task_blocks);
-  return kTask + blocks * depth * vectors * (windows * kMultiplyAdd + (packed ? 0 : kPackWeights)) +
+  return kTask + blocks * depth * vectors * (windows * multiply_add + (packed ? 0 : kPackWeights)) +
          (in_place ? 0 : pixels * kPackPixels / std::min(kPackLanes, lanes));
 }
 
@@ -83,7 +86,7 @@ ConvPlan MakeDirectPlan(const ConvArgs& a, const Machine& machine, int64_t accum
       p.block_tiles = CeilDiv(blocks, p.task_blocks);
       p.tasks = a.stacks * a.groups * p.row_tiles * p.col_tiles * p.block_tiles;
       const double cycles =
-          static_cast<double>(CeilDiv(p.tasks, machine.threads)) * TaskCycles(a, p, lanes, packed, in_place);
+          static_cast<double>(CeilDiv(p.tasks, machine.threads)) * TaskCycles(a, p, machine, lanes, packed, in_place);
       if (cycles < best_cycles) {
         best_cycles = cycles;
         best = p;
