@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -119,28 +119,23 @@ def _type(aval: Any) -> tuple[Any, ...]:
 
 def out_of_reach(equation: Any) -> list[Any]:
     """lax's convolutions inside of an equation whose body is not rewritten, such as `shard_map`'s."""
-    if equation.primitive.name in _BODIES:
-        return []
-    return [
-        each for each in _layers(_InEquation([equation])) if each.primitive.name == _LAYERS[0] and each is not equation
-    ]
-
-
-class _InEquation(NamedTuple):
-    """What `_layers` reads of a jaxpr."""
-
-    eqns: list[Any]
+    found = () if equation.primitive.name in _BODIES else _inside(equation)
+    return [each for each in found if each.primitive.name == "conv_general_dilated"]
 
 
 def _layers(jaxpr: Any) -> Iterator[Any]:
     for equation in jaxpr.eqns:
         if equation.primitive.name in _LAYERS:
             yield equation
-        for value in equation.params.values():
-            for inner in value if isinstance(value, (tuple, list)) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from _layers(inner)
+        yield from _inside(equation)
+
+
+def _inside(equation: Any) -> Iterator[Any]:
+    for value in equation.params.values():
+        for inner in value if isinstance(value, (tuple, list)) else (value,):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from _layers(inner)
 
 
 def may_move(equation: Any) -> bool:

@@ -100,10 +100,10 @@ class _Walk:
         """An equation as it is, but for max pools, and for layers in the bodies of loops and the like."""
         if (pooled := pools.plain(self._values, equation)) is not None:
             return [pooled]
-        name = equation.equation.primitive.name
-        reason = f"it is inside of {name}, which is left as it is; {name} takes a function that accelerate returns"
-        found = equations.out_of_reach(equation.equation)
-        self.rows += [Row.of_conv(each, (equation.equation, *equation.callers), reason) for each in found]
+        for each in equations.out_of_reach(equation.equation):
+            name = equation.equation.primitive.name
+            reason = f"it is inside of {name}, which is left as it is; {name} takes a function that accelerate returns"
+            self.rows.append(Row.of_conv(each, (equation.equation, *equation.callers), reason))
         operands = [self._values.given(number) for number in equation.inputs]
         return equations.bind(equation.equation, operands, **equations.with_bodies(equation.equation, self._body))
 
