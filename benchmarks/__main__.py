@@ -33,6 +33,7 @@ SUITES = {
     "profile": ("networks.profile", "CPU: where a network's time goes, by operation"),
     "real_weights": ("networks.real_weights", "ImageNet weights on photographs: right, and faster?"),
     "scaling": ("suites.scaling", "the CPU kernels on 1 to 16 cores"),
+    "loops": ("suites.loops", "CPU: what the choice between two loops loses"),
     "sorting": ("suites.sorting", "CPU: channels sorted by how often they fire"),
     "instructions": ("suites.instructions", "CPU: instructions counted by valgrind"),
     "cost_model": ("suites.cost_model", "COO*: the model's choice against all (cuSNN)"),

@@ -17,7 +17,7 @@ from benchmarks.common import results
 from benchmarks.common.cases import SETS, conv3x3
 from benchmarks.document import network_tables
 from benchmarks.networks import host, packed, profile
-from benchmarks.suites import cpu, crossover, instructions, scaling
+from benchmarks.suites import cpu, crossover, instructions, loops, scaling
 from jax_sparse_conv import models
 from jax_sparse_conv._src import _native
 
@@ -242,3 +242,17 @@ def test_profile_adds_up(tmp_path: Path, step: bool, capsys: pytest.CaptureFixtu
     assert max(each.get("gflops", 0) for each in row["operations"]) > 0
     assert "GFLOP/s" in capsys.readouterr().out
     assert "| squeezenet" in network_tables.profile([row])[0].lower()
+
+
+@CPU_EXTENSION
+def test_loops_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(loops, "LAYERS", (loops.Layer(1, 6, 16, 3, 16),))
+    assert loops.main(["--zeros", "0", "50", "--repeats", "2", "--json", str(tmp_path / "rows.json")]) == 0
+    assert f"{_native.cpu_isa()}: regret" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [(row["layer"], row["zeros_percent"]) for row in rows] == [
+        ("1x6x6, 3x3 16->16", 0),
+        ("1x6x6, 3x3 16->16", 50),
+    ]
+    for row in rows:
+        assert row["regret"] == pytest.approx(row["auto_us"] / min(row["direct_us"], row["pixels_us"]))

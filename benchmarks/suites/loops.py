@@ -1,0 +1,119 @@
+"""What the choice between the CPU's dense loop and that over pixels loses, by the share of zeros.
+
+    python -m benchmarks loops
+    python -m benchmarks loops --zeros 10 25 --repeats 30 --json results.json
+
+3x3 and 1x1 layers, with weights that are constants of the program and independent zeros. Each runs by the loop that is
+chosen, by the dense one, and by that over pixels, in turns. Regret is the time of the choice over that of the better
+loop, by medians. The constants behind the choice are "cpu direct" and "cpu pixels" of `dispatch/model.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_sparse_conv as jsc
+from benchmarks.common import command, results, tables
+from jax_sparse_conv._src import _native, environment
+from jax_sparse_conv._src.plans import timing
+
+LOOPS = ("auto", "direct", "pixels")  # of `_native.set_cpu_loop`, the first is the choice
+
+
+class Layer(NamedTuple):
+    images: int
+    size: int
+    channels: int
+    window: int
+    out_channels: int
+
+    def __str__(self) -> str:
+        shape = f"{self.images}x{self.size}x{self.size}"
+        return f"{shape}, {self.window}x{self.window} {self.channels}->{self.out_channels}"
+
+
+LAYERS = (
+    Layer(8, 28, 128, 3, 128),
+    Layer(4, 14, 256, 3, 256),
+    Layer(4, 56, 64, 3, 64),
+    Layer(1, 112, 128, 3, 128),
+    Layer(1, 56, 256, 3, 256),
+    Layer(1, 28, 512, 3, 512),
+    Layer(1, 14, 512, 3, 512),
+    Layer(4, 28, 512, 1, 128),
+    Layer(4, 14, 1024, 1, 256),
+    Layer(4, 56, 256, 1, 64),
+    Layer(1, 56, 64, 1, 16),
+)
+
+_COLUMNS = (
+    ("layer", "layer", "<", "{}"),
+    ("zeros_percent", "zeros %", ">", "{:.0f}"),
+    *((f"{loop}_us", f"{loop} us", ">", "{:.0f}") for loop in LOOPS),
+    ("regret", "regret", ">", "{:.2f}"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Time the layers, print a table and write a JSON file; the result is the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    options = _parser().parse_args(arguments)
+    try:
+        command.check_folder("--json", options.json)
+        rows = [_measure(layer, zeros, options.repeats) for layer in LAYERS for zeros in options.zeros]
+    except OSError as error:
+        print(f"benchmarks loops: {error}", file=sys.stderr)
+        return 1
+    print(tables.aligned(rows, _COLUMNS))
+    regrets = [row["regret"] for row in rows]
+    print(f"{_native.cpu_isa()}: regret {timing.geometric_mean(regrets):.3f}, at worst {max(regrets):.2f}")
+    if options.json:
+        content = {**environment.describe_run(), "command": command.portable("loops", arguments)}
+        results.add(options.json, "loops", {**content, "rows": rows})
+    return 0
+
+
+def _measure(layer: Layer, zeros: float, repeats: int) -> tables.Row:
+    rng = np.random.default_rng(0)
+    kernel = jnp.asarray(rng.normal(size=(layer.window, layer.window, layer.channels, layer.out_channels)), "float32")
+    maps = []
+    for _ in range(timing.ROTATIONS):
+        x = rng.normal(size=(layer.images, layer.size, layer.size, layer.channels)).astype(np.float32)
+        maps.append((jnp.asarray(np.where(rng.random(x.shape) * 100 < zeros, np.float32(0), x)),))
+    run = jax.jit(lambda x: jsc.conv(x, kernel))
+    try:
+        times = timing.streaks({loop: _by(loop, run) for loop in LOOPS}, maps, repeats)
+    finally:
+        _native.set_cpu_loop("auto")
+    row: tables.Row = {"layer": str(layer), "zeros_percent": zeros}
+    row |= {f"{loop}_us": times[loop].microseconds for loop in LOOPS}
+    row["regret"] = times["auto"].median / min(times[loop].median for loop in LOOPS[1:])
+    return row
+
+
+def _by(loop: str, run: Any) -> timing.Function:
+    """The layer by a loop; it is told before each call, and the call has ended when another is told."""
+
+    def told(x: jax.Array) -> jax.Array:
+        _native.set_cpu_loop(loop)
+        found: jax.Array = run(x).block_until_ready()
+        return found
+
+    return told
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command.parser("loops", __doc__)
+    add: Any = parser.add_argument
+    add("--zeros", type=float, nargs="+", default=(10, 20, 25, 30, 35, 40, 50), metavar="PERCENT")
+    add("--repeats", type=int, default=15)
+    add("--json", type=Path)
+    return parser
