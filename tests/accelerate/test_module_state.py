@@ -30,11 +30,11 @@ class Net(nnx.Module):
         return self.dropout(nnx.relu(self.norm(self.conv(x))))
 
 
-def loss(model: Net, x: jax.Array) -> jax.Array:
+def loss(model: Any, x: jax.Array) -> jax.Array:
     return (model(x) ** 2).mean()
 
 
-def step(model: Net, optimizer: nnx.Optimizer[Net], x: jax.Array) -> jax.Array:
+def step(model: Any, optimizer: nnx.Optimizer[Any], x: jax.Array) -> jax.Array:
     found, gradients = nnx.value_and_grad(loss)(model, x)
     optimizer.update(model, gradients)
     return found
@@ -89,3 +89,24 @@ def test_a_function_without_convolutions_writes_too() -> None:
     with pytest.warns(UserWarning, match="accelerate found no convolution in <lambda>"):
         jsc.accelerate(lambda norm, x: norm(x))(norm, X)
     assert float(jnp.abs(norm.mean[...]).sum()) > 0
+
+
+class Tied(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.first = nnx.Conv(16, 16, (3, 3), rngs=rngs)
+        self.second = self.first
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.second(nnx.relu(self.first(x)))
+
+
+def test_tied_weights_are_read_right_and_not_written_twice() -> None:
+    model, x = Tied(nnx.Rngs(0)), feature_map((2, 6, 6, 16))
+    wanted, found = (nnx.grad(function)(model, x) for function in (loss, jsc.accelerate(loss)))
+    for theirs, ours in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    before = state_of(model)
+    optimizer = nnx.Optimizer(model, optax.sgd(0.5), wrt=nnx.Param)
+    with pytest.raises(ValueError, match=r"writes into a Param that its arguments hold several times.*nnx\.split"):
+        jsc.accelerate(step)(model, optimizer, x)
+    assert all(one is other for one, other in zip(before, state_of(model), strict=True))

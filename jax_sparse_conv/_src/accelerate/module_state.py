@@ -33,12 +33,18 @@ def write(args: Any, kwargs: Any, written: Written) -> None:
     """Write into the modules of a call what the trace wrote into their copies.
 
     Raises:
+      ValueError: a variable that the arguments hold several times, as layers with tied weights do: each has a copy.
       flax.errors.TraceContextError: a module is of another trace than the call.
     """
-    if written:
-        found = _variables(args, kwargs)
-        for number, value in written.items():
-            found[number].set_raw_value(value)
+    found = _variables(args, kwargs)
+    for number in written:
+        if sum(each is found[number] for each in found) > 1:
+            raise ValueError(
+                f"the function writes into a {type(found[number]).__name__} that its arguments hold several times, of "
+                "which accelerate makes copies; accelerate the loss alone, or nnx.split the module and merge it there"
+            )
+    for number, value in written.items():
+        found[number].set_raw_value(value)
 
 
 def _variables(args: Any, kwargs: Any) -> list[Any]:

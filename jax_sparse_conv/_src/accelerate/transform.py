@@ -88,6 +88,7 @@ def accelerate(function: Callable[P, R_co]) -> Accelerated[P, R_co]:
 
     Raises:
       TypeError: `function` cannot be called.
+      ValueError: when called, if it writes into a variable that its arguments hold several times, such as tied weights.
 
     Warns:
       UserWarning: when called, if there is no convolution or dense layer to rewrite.
