@@ -266,7 +266,7 @@ def _regret_of_sibling(results: Path) -> Sequence[str]:
 @_says(
     "docs/design/tuning.md",
     """\
-On an H200, {} gradients of 32 images (`h200/gradients.times.jsonl`):
+On an H200, {} gradients of 1, 8 and 32 images (`h200/gradients.times.jsonl`):
 
 | choice | by x: mean, worst | by the kernel: mean, worst | losses |
 |---|---|---|---|

@@ -205,6 +205,7 @@ struct DirectWork {
   int64_t channels;   // from one pixel to the next
   int64_t stride;     // of a row of weights and of sums: the block
   bool first;         // of the chunks: sums are new
+  bool in_place;
 };
 
 // A chunk of one block; pixels and packed as in DirectBuffers, sums: [windows + kMostWindows, stride].
@@ -218,6 +219,12 @@ template <int kVectors, typename F>
     Vector<A> sum[kWindows][kVectors];
     for (int w = 0; w < kWindows; ++w) {
       for (int v = 0; v < kVectors; ++v) sum[w][v] = Vector<A>{};
+    }
+    if (work.in_place) {
+      for (int w = 0; w < kWindows; ++w) {
+        const F* next = work.pixels + buffers.windows[Min(first + kWindows + w, work.windows)] * work.channels;
+        for (int64_t c = 0; c < length; c += 64 / sizeof(F)) __builtin_prefetch(next + c);
+      }
     }
     const F* weights = work.weights;
     for (int64_t run = 0; run < work.runs; ++run) {
@@ -295,7 +302,7 @@ void RunDirect(const ConvTask& task, char* scratch) {
   for (int64_t channel = 0; channel == 0 || channel < a.group_channels; channel += p.chunk_channels) {
     const Chunk chunk = {channel, Min(p.chunk_channels, a.group_channels - channel), 0, a.kernel_size[0]};
     DirectWork<F> work = {buffers.pixels,       buffers.packed, tile.windows, taps / run,
-                          run * chunk.channels, chunk.channels, p.block,      channel == 0};
+                          run * chunk.channels, chunk.channels, p.block,      channel == 0, in_place};
     if (in_place) {
       work.channels = a.channels;
       work.pixels = static_cast<const F*>(task.call->x) + task.group * a.group_channels + channel;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pathlib
 import shutil
@@ -44,6 +45,25 @@ def test_cpu_targets_are_registered() -> None:
         "jsc_coo_todense",
     ]
     assert _native.cpu_isa() in ("portable", "avx2", "avx512")
+
+
+@pytest.mark.skipif(sys.platform != "linux" or shutil.which("nm") is None, reason="reads the symbols by Linux's nm")
+@pytest.mark.parametrize("name", ["_cpu", "_planner", "_cuda"])
+def test_an_extension_exports_its_module_alone(name: str) -> None:
+    if name == "_cuda" and not _native.registered_targets()["cuda"]:
+        pytest.skip(_native.missing_reasons()["cuda"])
+    extension = importlib.import_module(f"jax_sparse_conv.{name}")
+    listed = subprocess.run(
+        ["nm", "--dynamic", "--defined-only", str(extension.__file__)], capture_output=True, text=True, check=True
+    )
+    assert [line.split()[-1].split("@")[0] for line in listed.stdout.splitlines()] == [f"PyInit_{name}"]
+
+
+@pytest.mark.parametrize("target", _native.registered_targets()[PLATFORM])
+def test_a_call_with_wrong_numbers_of_arrays_is_an_error(target: str) -> None:
+    call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct((2,), np.float32))
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=r"Wrong number|must|operand|result|attribute"):
+        jax.block_until_ready(jax.jit(call)())
 
 
 def test_a_missing_extension_keeps_its_reason() -> None:

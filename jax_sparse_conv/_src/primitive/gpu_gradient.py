@@ -42,7 +42,7 @@ def takes(other: Any, cotangent: Any, config: Config, like: Any, by_kernel: bool
     if row is not None:
         return row.is_ours
     if by_kernel:  # whose rule knows XLA's times on one kind of GPU
-        return device.capability == choice.MEASURED and _suits_kernel(workload, device)
+        return device.capability == choice.MEASURED and _suits_kernel(workload)
     return all(
         _is_ours(cotangent, other, config, *pair) for pair in gradient_of_x.phases(other, cotangent, config, like)
     )
@@ -75,13 +75,12 @@ def _is_ours(cotangent: Any, kernel: Any, config: Config, rows: Any, columns: An
     return choice.on_gpu(lowering.workload_of(cotangent, turned, part)).method != "xla"
 
 
-def _suits_kernel(workload: Workload, device: devices.Device) -> bool:
+def _suits_kernel(workload: Workload) -> bool:
     """Whether the kernel's gradient is expected to be faster here than XLA's."""
     limits = model.shipped("gpu gradients")
     if min(workload.kernel_shape[3:]) < limits["channels, least"] or _is_transformed(workload):
         return False
-    (plan,) = planner.Layer.of(workload).kernel_gradients(device)
-    return workload.flops >= limits["operations of a microsecond, least"] * plan.us
+    return workload.pixels >= limits["pixels, least"]
 
 
 def _is_transformed(workload: Workload) -> bool:
