@@ -3,14 +3,16 @@
     python -m benchmarks loops
     python -m benchmarks loops --zeros 10 25 --repeats 30 --json results.json
 
-3x3 and 1x1 layers, with weights that are constants of the program and independent zeros. Each runs by the loop that is
-chosen, by the dense one, and by that over pixels, in turns. Regret is the time of the choice over that of the better
-loop, by medians. The constants behind the choice are "cpu direct" and "cpu pixels" of `dispatch/model.json`.
+3x3 and 1x1 layers with independent zeros. Weights are constants of the program, which are packed once, or arguments,
+which are packed in each call. Each layer runs by the loop that is chosen, by the dense one, and by that over pixels, in
+turns. Regret is the time of the choice over that of the better loop, by medians. The constants behind the choice are
+"cpu direct" and "cpu pixels" of `dispatch/model.json`.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +28,7 @@ from jax_sparse_conv._src import _native, environment
 from jax_sparse_conv._src.plans import timing
 
 LOOPS = ("auto", "direct", "pixels")  # of `_native.set_cpu_loop`, the first is the choice
+WEIGHTS = ("constant", "argument")
 
 
 class Layer(NamedTuple):
@@ -56,6 +59,7 @@ LAYERS = (
 
 _COLUMNS = (
     ("layer", "layer", "<", "{}"),
+    ("weights", "weights", "<", "{}"),
     ("zeros_percent", "zeros %", ">", "{:.0f}"),
     *((f"{loop}_us", f"{loop} us", ">", "{:.0f}") for loop in LOOPS),
     ("regret", "regret", ">", "{:.2f}"),
@@ -68,32 +72,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         command.check_folder("--json", options.json)
-        rows = [_measure(layer, zeros, options.repeats) for layer in LAYERS for zeros in options.zeros]
+        cases = itertools.product(LAYERS, WEIGHTS, options.zeros)
+        rows = [_measure(layer, weights, zeros, options.repeats) for layer, weights, zeros in cases]
     except OSError as error:
         print(f"benchmarks loops: {error}", file=sys.stderr)
         return 1
     print(tables.aligned(rows, _COLUMNS))
-    regrets = [row["regret"] for row in rows]
-    print(f"{_native.cpu_isa()}: regret {timing.geometric_mean(regrets):.3f}, at worst {max(regrets):.2f}")
+    for weights in WEIGHTS:
+        regrets = [row["regret"] for row in rows if row["weights"] == weights]
+        lost = f"regret {timing.geometric_mean(regrets):.3f}, at worst {max(regrets):.2f}"
+        print(f"{_native.cpu_isa()}, weights as {weights}s: {lost}")
     if options.json:
         content = {**environment.describe_run(), "command": command.portable("loops", arguments)}
         results.add(options.json, "loops", {**content, "rows": rows})
     return 0
 
 
-def _measure(layer: Layer, zeros: float, repeats: int) -> tables.Row:
+def _measure(layer: Layer, weights: str, zeros: float, repeats: int) -> tables.Row:
     rng = np.random.default_rng(0)
     kernel = jnp.asarray(rng.normal(size=(layer.window, layer.window, layer.channels, layer.out_channels)), "float32")
     maps = []
     for _ in range(timing.ROTATIONS):
         x = rng.normal(size=(layer.images, layer.size, layer.size, layer.channels)).astype(np.float32)
-        maps.append((jnp.asarray(np.where(rng.random(x.shape) * 100 < zeros, np.float32(0), x)),))
-    run = jax.jit(lambda x: jsc.conv(x, kernel))
+        maps.append((jnp.asarray(np.where(rng.random(x.shape) * 100 < zeros, np.float32(0), x)), kernel))
+    packed, plain = jax.jit(lambda x, _: jsc.conv(x, kernel)), jax.jit(lambda x, given: jsc.conv(x, given))
+    run = packed if weights == "constant" else plain
     try:
         times = timing.streaks({loop: _by(loop, run) for loop in LOOPS}, maps, repeats)
     finally:
         _native.set_cpu_loop("auto")
-    row: tables.Row = {"layer": str(layer), "zeros_percent": zeros}
+    row: tables.Row = {"layer": str(layer), "weights": weights, "zeros_percent": zeros}
     row |= {f"{loop}_us": times[loop].microseconds for loop in LOOPS}
     row["regret"] = times["auto"].median / min(times[loop].median for loop in LOOPS[1:])
     return row
@@ -102,9 +110,9 @@ def _measure(layer: Layer, zeros: float, repeats: int) -> tables.Row:
 def _by(loop: str, run: Any) -> timing.Function:
     """The layer by a loop; it is told before each call, and the call has ended when another is told."""
 
-    def told(x: jax.Array) -> jax.Array:
+    def told(x: jax.Array, kernel: jax.Array) -> jax.Array:
         _native.set_cpu_loop(loop)
-        found: jax.Array = run(x).block_until_ready()
+        found: jax.Array = run(x, kernel).block_until_ready()
         return found
 
     return told

@@ -11,6 +11,7 @@
 //   have their padding.
 // 1x1: a packed kernel is read as it lies, eight vectors to a row, and so is x where it needs no padding.
 // Order of each sum: a chunk's products from 0 on, then the chunks (core/simd.h, AddTo).
+// Lost: asking for the weights of the next block as well (1x1 layers 5 % less to 5 % more).
 // Bound by: multiply-adds on wide layers; packing x and the kernel where there are few windows or few channels.
 #ifndef JSC_CPU_LOOPS_DENSE_CONV_KERNEL_H_
 #define JSC_CPU_LOOPS_DENSE_CONV_KERNEL_H_
@@ -205,7 +206,7 @@ struct DirectWork {
   int64_t channels;   // from one pixel to the next
   int64_t stride;     // of a row of weights and of sums: the block
   bool first;         // of the chunks: sums are new
-  bool in_place;
+  bool in_place;      // pixels are those of x, and their rows of a chunk far apart
 };
 
 // A chunk of one block; pixels and packed as in DirectBuffers, sums: [windows + kMostWindows, stride].
@@ -220,7 +221,7 @@ template <int kVectors, typename F>
     for (int w = 0; w < kWindows; ++w) {
       for (int v = 0; v < kVectors; ++v) sum[w][v] = Vector<A>{};
     }
-    if (work.in_place) {
+    if (work.in_place) {  // the next windows' rows, which the processor does not see coming
       for (int w = 0; w < kWindows; ++w) {
         const F* next = work.pixels + buffers.windows[Min(first + kWindows + w, work.windows)] * work.channels;
         for (int64_t c = 0; c < length; c += 64 / sizeof(F)) __builtin_prefetch(next + c);
@@ -301,8 +302,8 @@ void RunDirect(const ConvTask& task, char* scratch) {
   const int64_t block_sums = (tile.windows + kMostWindows) * p.block, run = RunTaps(a);
   for (int64_t channel = 0; channel == 0 || channel < a.group_channels; channel += p.chunk_channels) {
     const Chunk chunk = {channel, Min(p.chunk_channels, a.group_channels - channel), 0, a.kernel_size[0]};
-    DirectWork<F> work = {buffers.pixels,       buffers.packed, tile.windows, taps / run,
-                          run * chunk.channels, chunk.channels, p.block,      channel == 0, in_place};
+    DirectWork<F> work = {buffers.pixels, buffers.packed, tile.windows, taps / run, run * chunk.channels,
+                          chunk.channels, p.block,        channel == 0, in_place};
     if (in_place) {
       work.channels = a.channels;
       work.pixels = static_cast<const F*>(task.call->x) + task.group * a.group_channels + channel;

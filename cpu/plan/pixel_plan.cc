@@ -25,7 +25,8 @@ namespace {
 //   kTask          of a task, whatever it does
 //   kUneven        of a task of rows: how much their zeros differ
 //   kUnevenBlocks  of one of blocks: how much its time does
-//   kBlocksMany    for which a copy of the non-zeros pays: how many
+//   kBlocksMany    for which a copy of the non-zeros pays: how many, ...
+//   kBlocksManyUnpacked  ... of a kernel that is packed here, but of 1x1: each block goes through all of x
 using namespace model::cpu_pixels;
 using model::cpu_threads::kWake;
 
@@ -140,7 +141,8 @@ ConvPlan MakePixelPlan(const ConvArgs& a, const Machine& machine, int64_t accumu
   p.chunk_channels = std::clamp<int64_t>(fit >= 16 ? fit / 16 * 16 : fit, 1, std::max<int64_t>(1, a.group_channels));
   p.tile_cols = std::max<int64_t>(1, a.out_size[1]);
   p.col_tiles = 1;
-  p.copied = CeilDiv(a.out_channels / a.groups, p.block) >= static_cast<int64_t>(kBlocksMany);
+  const double many = packed || taps == 1 ? kBlocksMany : kBlocksManyUnpacked;
+  p.copied = CeilDiv(a.out_channels / a.groups, p.block) >= static_cast<int64_t>(many);
   const Layer l = LayerOf(a, p, machine, accumulator_bytes, density, packed);
   const int64_t fewest = CeilDiv(l.rows, FittingRows(a, l, p, machine, accumulator_bytes));
   p = SearchTasks(p, {l.rows, l.blocks, l.parts, fewest}, machine.threads,

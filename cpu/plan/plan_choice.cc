@@ -86,8 +86,7 @@ bool SetLoop(const std::string& name) {
     if (name == candidate.name) found = &candidate;
   }
   if (found == nullptr && name != "auto") return false;
-  Forced() = found;
-  ClearPlans();
+  if (Forced().exchange(found) != found) ClearPlans();
   return true;
 }
 

@@ -241,7 +241,8 @@ TAKEN: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, tuple[bool, bool]]
     "many channels": ((32, 56, 56, 256), (3, 3, 256, 256), 1, (True, True)),
     "what cuDNN transforms": ((32, 28, 28, 512), (3, 3, 512, 512), 1, (True, False)),
     "an image": ((32, 224, 224, 3), (7, 7, 3, 64), 2, (False, False)),
-    "one image": ((1, 28, 28, 128), (3, 3, 128, 128), 1, (True, False)),
+    "one image, many pixels": ((1, 28, 28, 128), (3, 3, 128, 128), 1, (True, True)),
+    "one image, few pixels": ((1, 14, 14, 256), (3, 3, 256, 256), 1, (True, False)),
 }
 
 
