@@ -3,10 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
-#if defined(__linux__)
-#include <unistd.h>
-#endif
-
+#include "cpu/ffi/caches.h"
 #include "cpu/ffi/tasks.h"
 #include "cpu/plan/ceil_div.h"
 #include "cpu/plan/plan.h"
@@ -44,23 +41,9 @@ std::atomic<const Isa*>& Current() {
   return current;
 }
 
-int64_t CacheBytes(int name, int64_t otherwise) {
-#if defined(__linux__)
-  const int64_t bytes = sysconf(name);
-  if (bytes > 0) return bytes;
-#endif
-  (void)name;
-  return otherwise;
-}
-
 Machine ThisMachine(const Isa& isa, int64_t threads) {
-#if defined(_SC_LEVEL1_DCACHE_SIZE)
-  static const int64_t l1 = CacheBytes(_SC_LEVEL1_DCACHE_SIZE, 32 << 10);
-  static const int64_t l2 = CacheBytes(_SC_LEVEL2_CACHE_SIZE, 512 << 10);
-#else
-  static const int64_t l1 = 32 << 10, l2 = 512 << 10;
-#endif
-  return {l1, l2, isa.vector_bytes, threads, isa.many_registers, MultipliesPairs()};
+  const Caches& caches = CachesOfThread();
+  return {caches.l1_bytes, caches.l2_bytes, isa.vector_bytes, threads, isa.many_registers, MultipliesPairs()};
 }
 
 // Fraction of non-zeros of a call's map.

@@ -47,6 +47,24 @@ def test_cpu_targets_are_registered() -> None:
     assert _native.cpu_isa() in ("portable", "avx2", "avx512")
 
 
+@pytest.mark.parametrize(
+    ("listed", "count"),
+    [("0", 1), ("0-1", 2), ("0,64", 2), ("0-3,8,10-11", 7), ("", 1), ("3-", 1), ("x", 1), ("5-2", 1)],
+)
+def test_processors_of_a_list_are_counted(listed: str, count: int) -> None:
+    assert importlib.import_module("jax_sparse_conv._cpu").count_of_list(listed) == count
+
+
+def test_processors_that_share_a_cache_have_it_in_parts() -> None:
+    sizes = importlib.import_module("jax_sparse_conv._cpu").caches()
+    assert min(sizes) > 0
+    if "SC_LEVEL1_DCACHE_SIZE" not in os.sysconf_names:
+        pytest.skip("this system does not tell its caches' sizes")
+    for size, name in zip(sizes, ("SC_LEVEL1_DCACHE_SIZE", "SC_LEVEL2_CACHE_SIZE"), strict=True):
+        whole = os.sysconf(name)
+        assert whole <= 0 or whole // size in range(1, 1 + (os.cpu_count() or 1))
+
+
 @pytest.mark.skipif(sys.platform != "linux" or shutil.which("nm") is None, reason="reads the symbols by Linux's nm")
 @pytest.mark.parametrize("name", ["_cpu", "_planner", "_cuda"])
 def test_an_extension_exports_its_module_alone(name: str) -> None:
