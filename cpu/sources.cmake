@@ -1,5 +1,5 @@
 # The kernels are compiled once per instruction set (isa_*.cc) and chosen at run time; see isa.h.
-set(JSC_CPU_SOURCES cpu/ffi/caches.cc cpu/ffi/channels.cc cpu/ffi/channels_call.cc cpu/ffi/coo_star.cc cpu/ffi/dense_block.cc cpu/plan/dense_conv_plan.cc cpu/ffi/ffi.cc cpu/ffi/handlers.cc cpu/ffi/host.cc cpu/ffi/joined_channels.cc cpu/ffi/kernel_gradient.cc cpu/ffi/tasks.cc cpu/ffi/turned_kernel.cc cpu/core/machine_limits.cc cpu/plan/window_plan.cc cpu/plan/plan_cache.cc cpu/plan/plan_choice.cc cpu/plan/phase_plan.cc cpu/plan/pixel_plan.cc cpu/plan/scatter_plan.cc cpu/core/isa_portable.cc)
+set(JSC_CPU_SOURCES cpu/core/caches.cc cpu/ffi/channels.cc cpu/ffi/channels_call.cc cpu/ffi/coo_star.cc cpu/ffi/dense_block.cc cpu/plan/dense_conv_plan.cc cpu/ffi/ffi.cc cpu/ffi/handlers.cc cpu/ffi/host.cc cpu/ffi/joined_channels.cc cpu/ffi/kernel_gradient.cc cpu/ffi/tasks.cc cpu/ffi/turned_kernel.cc cpu/core/machine_limits.cc cpu/plan/window_plan.cc cpu/plan/plan_cache.cc cpu/plan/plan_choice.cc cpu/plan/phase_plan.cc cpu/plan/pixel_plan.cc cpu/plan/scatter_plan.cc cpu/core/isa_portable.cc)
 set(JSC_PORTABLE_OPTIONS -O3 -ffp-contract=fast)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # Scheduled before registers are given out, so many weights are loaded ahead that sums of inner loops go to the stack.

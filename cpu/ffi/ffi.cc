@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "cpu/core/caches.h"
 #include "cpu/core/machine_limits.h"
-#include "cpu/ffi/caches.h"
 #include "cpu/ffi/dense_block.h"
 #include "cpu/ffi/handlers.h"
 #include "cpu/ffi/host.h"
@@ -42,10 +42,10 @@ NB_MODULE(_cpu, m) {
   m.def("multiplies_pairs", &jsc::MultipliesPairs,
         "Whether the processor multiplies pairs of bfloat16, and it is used.");
   m.def("isas", &jsc::AvailableIsas, "The instruction sets this machine can run, best first.");
-  m.def(
-      "caches", [] { return nanobind::make_tuple(jsc::CachesOfThread().l1_bytes, jsc::CachesOfThread().l2_bytes); },
-      "Bytes of L1 and L2 that plans take for a thread's.");
-  m.def("count_of_list", &jsc::CountOfList, nanobind::arg("list"), "How many processors a list of Linux names.");
+  m.def("cache_bytes", &jsc::CacheBytesOfThread, nanobind::arg("level"),
+        "Bytes of L1 or L2 that plans take for a thread's.");
+  m.def("processors_in_list", &jsc::ProcessorsInList, nanobind::arg("list"),
+        "How many processors a list of Linux names.");
   m.def(
       "measure_limits",
       [] {

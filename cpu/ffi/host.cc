@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "cpu/ffi/caches.h"
+#include "cpu/core/caches.h"
 #include "cpu/ffi/tasks.h"
 #include "cpu/plan/ceil_div.h"
 #include "cpu/plan/plan.h"
@@ -42,8 +42,8 @@ std::atomic<const Isa*>& Current() {
 }
 
 Machine ThisMachine(const Isa& isa, int64_t threads) {
-  const Caches& caches = CachesOfThread();
-  return {caches.l1_bytes, caches.l2_bytes, isa.vector_bytes, threads, isa.many_registers, MultipliesPairs()};
+  static const int64_t l1 = CacheBytesOfThread(1), l2 = CacheBytesOfThread(2);
+  return {l1, l2, isa.vector_bytes, threads, isa.many_registers, MultipliesPairs()};
 }
 
 // Fraction of non-zeros of a call's map.

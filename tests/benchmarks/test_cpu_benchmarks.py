@@ -249,12 +249,10 @@ def test_loops_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(loops, "LAYERS", (loops.Layer(1, 6, 16, 3, 16),))
     assert loops.main(["--zeros", "0", "50", "--repeats", "2", "--json", str(tmp_path / "rows.json")]) == 0
     printed = capsys.readouterr().out
-    assert all(
-        f"{_native.cpu_isa()}, weights as {weights}: regret" in printed for weights in ("constants", "arguments")
-    )
+    assert all(f"{_native.cpu_isa()}, weights as {weights}s: regret" in printed for weights in loops.WEIGHTS)
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert [(row["layer"], row["weights"], row["zeros_percent"]) for row in rows] == [
-        ("1x6x6, 3x3 16->16", weights, zeros) for weights in ("constant", "argument") for zeros in (0, 50)
+        ("1x6x6, 3x3 16->16", weights, zeros) for weights in loops.WEIGHTS for zeros in (0, 50)
     ]
     for row in rows:
         assert row["regret"] == pytest.approx(row["auto_us"] / min(row["direct_us"], row["pixels_us"]))

@@ -52,17 +52,15 @@ def test_cpu_targets_are_registered() -> None:
     [("0", 1), ("0-1", 2), ("0,64", 2), ("0-3,8,10-11", 7), ("", 1), ("3-", 1), ("x", 1), ("5-2", 1)],
 )
 def test_processors_of_a_list_are_counted(listed: str, count: int) -> None:
-    assert importlib.import_module("jax_sparse_conv._cpu").count_of_list(listed) == count
+    assert importlib.import_module("jax_sparse_conv._cpu").processors_in_list(listed) == count
 
 
 def test_processors_that_share_a_cache_have_it_in_parts() -> None:
-    sizes = importlib.import_module("jax_sparse_conv._cpu").caches()
-    assert min(sizes) > 0
-    if "SC_LEVEL1_DCACHE_SIZE" not in os.sysconf_names:
-        pytest.skip("this system does not tell its caches' sizes")
-    for size, name in zip(sizes, ("SC_LEVEL1_DCACHE_SIZE", "SC_LEVEL2_CACHE_SIZE"), strict=True):
-        whole = os.sysconf(name)
-        assert whole <= 0 or whole // size in range(1, 1 + (os.cpu_count() or 1))
+    cache_bytes = importlib.import_module("jax_sparse_conv._cpu").cache_bytes
+    for level, name in ((1, "SC_LEVEL1_DCACHE_SIZE"), (2, "SC_LEVEL2_CACHE_SIZE")):
+        assert cache_bytes(level) > 0
+        whole = os.sysconf(name) if name in os.sysconf_names else 0
+        assert whole <= 0 or whole // cache_bytes(level) in range(1, 1 + (os.cpu_count() or 1))
 
 
 @pytest.mark.skipif(sys.platform != "linux" or shutil.which("nm") is None, reason="reads the symbols by Linux's nm")
@@ -80,7 +78,7 @@ def test_an_extension_exports_its_module_alone(name: str) -> None:
 @pytest.mark.parametrize("target", _native.registered_targets()[PLATFORM])
 def test_a_call_with_wrong_numbers_of_arrays_is_an_error(target: str) -> None:
     call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct((2,), np.float32))
-    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=r"Wrong number|must|operand|result|attribute"):
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="Wrong number of arguments"):
         jax.block_until_ready(jax.jit(call)())
 
 

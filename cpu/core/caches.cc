@@ -1,4 +1,4 @@
-#include "cpu/ffi/caches.h"
+#include "cpu/core/caches.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -26,33 +26,24 @@ int64_t Sharers(int level) {
     const std::string type = LineOf(cache + "/type");
     if (type.empty()) return 1;
     if (type == "Instruction" || LineOf(cache + "/level") != std::to_string(level)) continue;
-    return CountOfList(LineOf(cache + "/shared_cpu_list"));
+    return ProcessorsInList(LineOf(cache + "/shared_cpu_list"));
   }
 }
-
-int64_t BytesOfThread(int level, int name, int64_t otherwise) {
-  const int64_t bytes = sysconf(name);
-  return (bytes > 0 ? bytes : otherwise) / Sharers(level);
-}
 #endif
-
-Caches Find() {
-  constexpr int64_t kL1 = 32 << 10, kL2 = 512 << 10;  // where the system does not tell
-#if defined(__linux__) && defined(_SC_LEVEL1_DCACHE_SIZE)
-  return {BytesOfThread(1, _SC_LEVEL1_DCACHE_SIZE, kL1), BytesOfThread(2, _SC_LEVEL2_CACHE_SIZE, kL2)};
-#else
-  return {kL1, kL2};
-#endif
-}
 
 }  // namespace
 
-const Caches& CachesOfThread() {
-  static const Caches caches = Find();
-  return caches;
+int64_t CacheBytesOfThread(int level) {
+  const int64_t otherwise = level == 1 ? 32 << 10 : 512 << 10;  // where the system does not tell
+#if defined(__linux__) && defined(_SC_LEVEL1_DCACHE_SIZE)
+  const int64_t bytes = sysconf(level == 1 ? _SC_LEVEL1_DCACHE_SIZE : _SC_LEVEL2_CACHE_SIZE);
+  return (bytes > 0 ? bytes : otherwise) / Sharers(level);
+#else
+  return otherwise;
+#endif
 }
 
-int64_t CountOfList(const std::string& list) {
+int64_t ProcessorsInList(const std::string& list) {
   int64_t count = 0;
   for (const char* at = list.c_str(); *at >= '0' && *at <= '9';) {
     char* end = nullptr;
