@@ -226,11 +226,12 @@ def fuzz(rows: Sequence[Row]) -> list[str]:
         skipped = sum(row["skipped"] for row in chosen)
         ran = sum(row["cases"] for row in chosen) - skipped
         drawn = (sum(row["operations"].get(name, 0) for row in chosen) for name in names)
-        counts = (ran, skipped, sum(len(row["findings"]) for row in chosen), *drawn)
+        programs = sum(-(-row["cases"] // row.get("values", 1)) for row in chosen)
+        counts = (ran, skipped, sum(len(row["findings"]) for row in chosen), programs, *drawn)
         return (seed, *(f"{count:,}" for count in counts))
 
     lines = [line(str(row["seed"]), [row]) for row in rows] + [line("all", rows)]
-    return [table(("seed", "ran", "skipped", "findings", *(f"drawn: {name}" for name in names)), lines)]
+    return [table(("seed", "ran", "skipped", "findings", "programs", *(f"drawn: {name}" for name in names)), lines)]
 
 
 def tests(rows: Sequence[Row]) -> list[str]:

@@ -187,7 +187,7 @@ many microseconds it is behind.""",
         """\
 Calls of every operation against NumPy in float64, each element within a bound of its own. A finding is a wrong value,
 an error, a hang or the end of the process. A skipped call has no kernel on the device, or wants what JAX lacks there.
-It is drawn, but did not run.""",
+It is drawn, but did not run. Calls of one program differ in their values and zeros.""",
         layer_tables.fuzz,
     ),
     "tests": (

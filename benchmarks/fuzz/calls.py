@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -51,11 +53,24 @@ def _is_wrong_in_lax(case: Case) -> bool:
 
 def transformed(case: Case, inputs: Inputs) -> tuple[Function, tuple[Any, ...]]:
     """What is called, and its arguments; the result is an array, a tuple of gradients, or a pair with counts."""
-    function = _function(case)
     present = [name for name in Operands._fields if getattr(inputs.operands, name) is not None]
     places = _places(case)
     values = [jax.device_put(getattr(inputs.operands, name), places.get(name)) for name in present]
-    axes = [0 if getattr(inputs.mapped, name) else None for name in present]
+    axes = tuple(0 if getattr(inputs.mapped, name) else None for name in present)
+    arguments: tuple[Any, ...] = tuple(values)
+    if case.transform in ("grad", "shard grad"):
+        arguments = (jax.device_put(inputs.weights, places.get("residual")), *values)
+    elif case.transform == "vmap grad":
+        arguments = (jax.device_put(inputs.weights), *values)
+    elif case.transform == "jacfwd":
+        arguments = (tuple(jax.device_put(getattr(inputs.directions, name)) for name in present), *values)
+    return _program(dataclasses.replace(case, zeros=0.0, values="positive", seed=0), tuple(present), axes), arguments
+
+
+@functools.lru_cache(maxsize=1)
+def _program(case: Case, present: tuple[str, ...], axes: tuple[int | None, ...]) -> Function:
+    """What is called, one program for all cases that differ in their values alone."""
+    function = _function(case)
 
     def call(*given: Any) -> Any:
         return function(**dict(zip(present, given, strict=True)))
@@ -69,20 +84,18 @@ def transformed(case: Case, inputs: Inputs) -> tuple[Function, tuple[Any, ...]]:
                 *(v + jnp.tensordot(amounts, d, 1, precision="highest") for v, d in zip(given, directions, strict=True))
             )
 
-        return jax.jacfwd(along)(jnp.zeros(directions[0].shape[0], values[0].dtype))
+        return jax.jacfwd(along)(jnp.zeros(directions[0].shape[0], given[0].dtype))
 
     chosen: Function = call
-    arguments: tuple[Any, ...] = tuple(values)
     if case.transform.startswith("vmap ") and case.transform not in GRADIENTS:
-        chosen = jax.vmap(call, in_axes=tuple(axes))
+        chosen = jax.vmap(call, in_axes=axes)
     elif case.transform in ("grad", "shard grad"):
-        chosen, arguments = pulled, (jax.device_put(inputs.weights, places.get("residual")), *values)
+        chosen = pulled
     elif case.transform == "vmap grad":
-        chosen, arguments = jax.vmap(pulled, in_axes=(None, *axes)), (jax.device_put(inputs.weights), *values)
+        chosen = jax.vmap(pulled, in_axes=(None, *axes))
     elif case.transform == "jacfwd":
-        directions = tuple(jax.device_put(getattr(inputs.directions, name)) for name in present)
-        chosen, arguments = pushed, (directions, *values)
-    return (jax.jit(chosen) if case.jit else chosen), arguments
+        chosen = pushed
+    return jax.jit(chosen) if case.jit else chosen
 
 
 def _places(case: Case) -> dict[str, NamedSharding]:

@@ -2,13 +2,15 @@
 
     python -m benchmarks fuzz --cases 500
     python -m benchmarks fuzz --seed 7 --minutes 25 --json fuzz.json
+    python -m benchmarks fuzz --seed 7 --values 8
     python -m benchmarks fuzz --case '{"operation": "dense", "dtype": "float32", ...}'
 
 A case is a call of conv, conv_pool, dense, conv_general_dilated or of a function that accelerate rewrote. Drawn are
 the implementation, dtype, sizes, strides, padding, dilation, groups, what is added, the pool, zeros and magnitudes of
 x, and a transform: vmap, grad, jacfwd or none. Some calls and gradients are split over a mesh of two or four devices,
 by images, rows, columns or channels; on a CPU each process has four. Values have no NaN and no infinities. Case N of a
-seed is the same everywhere.
+seed is the same everywhere. With `--values` so many cases in a row are one call with other values and zeros, which one
+compiled program takes; a row of the file has its number of programs.
 
 Each element must be within its own bound: float32 additions in some order, and the roundings to the dtype. The norm of
 all errors must be as the package's tests have it. Cases run in a process of their own, and one that ends or hangs it is
@@ -36,8 +38,9 @@ from benchmarks.fuzz.worker import Worker
 
 _FINE = ("right", "skipped")  # outcomes that are no findings
 _CASES = 500  # where nothing says how long
-_PER_PROCESS = 300  # cases, whose programs a process keeps
+_PER_PROCESS = 300  # programs that a process keeps
 _WRITE_SECONDS = 20.0  # between two versions of the file
+_ROW = ("seed", "values", "cases", "skipped", "operations", "findings")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.check_folder("--json", options.json)
         if options.case is not None:
             return _one(from_text(options.case), options.timeout)
-        row = _row(options.json, options.seed)
+        row = _row(options.json, options.seed, options.values)
     except ValueError as error:
         print(f"benchmarks fuzz: {error}", file=sys.stderr)
         return 2
@@ -67,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name in ("cases", "minutes", "timeout"):
+    for name in ("cases", "minutes", "timeout", "values"):
         value = getattr(options, name)
         if value is not None and value <= 0:
             raise ValueError(f"--{name} {value} is not above 0")
@@ -84,14 +87,16 @@ def _one(case: Case, seconds: float) -> int:
     return int(answer["outcome"] not in _FINE)
 
 
-def _row(path: Path | None, seed: int) -> dict[str, Any]:
+def _row(path: Path | None, seed: int, values: int) -> dict[str, Any]:
     """What a file has of a seed."""
     from benchmarks.common import results
 
     for row in results.load(path)["rows"] if path is not None and path.is_file() else ():
         if row["seed"] == seed:
-            return {name: row[name] for name in ("seed", "cases", "skipped", "operations", "findings")}
-    return {"seed": seed, "cases": 0, "skipped": 0, "operations": {}, "findings": []}
+            if row.get("values", 1) != values:
+                raise ValueError(f"--values {values} is not the {row.get('values', 1)} of seed {seed} in {path}")
+            return {"values": 1} | {name: row[name] for name in _ROW if name in row}
+    return {"seed": seed, "values": values, "cases": 0, "skipped": 0, "operations": {}, "findings": []}
 
 
 def _run(options: argparse.Namespace, content: dict[str, Any], row: dict[str, Any]) -> None:
@@ -106,10 +111,11 @@ def _run(options: argparse.Namespace, content: dict[str, Any], row: dict[str, An
         while row["cases"] < last and time.monotonic() < end:
             if worker is None:
                 worker = Worker(options.timeout)
-            case = draws.draw(options.seed, row["cases"])
+            program, number = divmod(row["cases"], options.values)
+            case = draws.with_other_values(draws.draw(options.seed, program), options.seed, number)
             answer = worker.run(case)
             _note(row, case, answer)
-            if answer["outcome"] in ("died", "hung") or row["cases"] % _PER_PROCESS == 0:
+            if answer["outcome"] in ("died", "hung") or row["cases"] % (_PER_PROCESS * options.values) == 0:
                 worker.close()
                 worker = None
             if time.monotonic() > written + _WRITE_SECONDS:
@@ -147,6 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--seed", type=int, default=0)
     add("--cases", type=int, help=f"how many of the seed are to be done; {_CASES} without --minutes")
+    add("--values", type=int, default=1, help="cases of each program; 1 without it")
     add("--minutes", type=float, help="end after so long")
     add("--timeout", type=float, default=120.0, help="seconds in which a case has to end")
     add("--case", help="run this one case, as a finding prints it")

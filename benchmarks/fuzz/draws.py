@@ -19,7 +19,7 @@ _MOST_PRODUCTS = 4_000_000  # of a case, so that NumPy and a compiler are quick
 _LARGE_PRODUCTS = 40_000_000
 _COO_KERNELS = (1, 3, 5, 7)
 _SHARDED = 0.2  # of the cases without a transform or with grad
-_OF_MESHES = 1  # the stream of these draws
+_OF_MESHES, _OF_VALUES = 1, 2  # the streams of these draws
 
 
 def draw(seed: int, number: int) -> Case:
@@ -30,6 +30,13 @@ def draw(seed: int, number: int) -> Case:
     case = _Draw(np.random.default_rng([seed, number])).case(number)
     rng = np.random.default_rng([seed, number, _OF_MESHES])
     return sharded(case, rng) if case.transform in SHARDED and rng.random() < _SHARDED else case
+
+
+def with_other_values(case: Case, seed: int, number: int) -> Case:
+    """The case with other values and zeros, which the same compiled program takes; 0 is the case itself."""
+    if number == 0:
+        return case
+    return _Draw(np.random.default_rng([case.seed, seed, number, _OF_VALUES])).values_of(case)
 
 
 def sharded(case: Case, rng: np.random.Generator) -> Case:
@@ -154,21 +161,22 @@ class _Draw:
             transform = "none"
         differentiates = transform in (*GRADIENTS, "jacfwd")
         may_pack = case.operation in ("conv", "conv_pool") and not differentiates and "kernel" not in transform
-        values = self._one(("positive",) * 6 + VALUES)
-        if values in ("large", "small", "spread") and differentiates:
-            values = "signed"
-        return dataclasses.replace(
+        case = dataclasses.replace(
             case,
             dtype=self._one(_DTYPES),
             transform=transform,
             jit=differentiates or self._is(0.85),  # derivatives outside of jit compile dozens of programs
-            zeros=self._one(_ZEROS),
-            values=values,
             packed=may_pack and transform != "vmap both" and self._is(0.2),
             counts=case.counts and transform in ("none", "vmap x"),
             given=case.given and transform == "none",
-            seed=self._int(0, 2**31 - 1),
         )
+        return self.values_of(case)
+
+    def values_of(self, case: Case) -> Case:
+        values = self._one(("positive",) * 6 + VALUES)
+        if values in ("large", "small", "spread") and case.transform in (*GRADIENTS, "jacfwd"):
+            values = "signed"
+        return dataclasses.replace(case, zeros=self._one(_ZEROS), values=values, seed=self._int(0, 2**31 - 1))
 
 
 def _is_valid(case: Case) -> bool:

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.fuzz import calls, checks, command, draws, worker
 from benchmarks.fuzz.case import GRADIENTS, OPERATIONS, SHARDED, TRANSFORMS, VALUES, Case, from_text
+from benchmarks.fuzz.operands import inputs
 from jax_sparse_conv._src.api import ops
 
 CASE = Case("conv", "xla", "float32", "none", True, (1, 6, 7, 5), 9, (3, 3), padding="SAME", bias=True, seed=3)
@@ -140,6 +141,26 @@ def test_paddings_that_crop_all_of_x_and_more(padding: Any, transform: str) -> N
     run(dataclasses.replace(CASE, x=(1, 4, 2, 3), padding=padding, transform=transform))
 
 
+def test_cases_of_one_program_differ_in_their_values() -> None:
+    for number in range(40):
+        case = draws.draw(3, number)
+        alike = [draws.with_other_values(case, 3, index) for index in range(6)]
+        assert alike[0] == case
+        assert len({each.seed for each in alike}) == 6
+        assert len({each.zeros for each in alike}) > 1
+        for each in alike:
+            assert dataclasses.replace(each, zeros=case.zeros, values=case.values, seed=case.seed) == case
+            assert each.values not in ("large", "small", "spread") or case.transform not in DERIVATIVES
+
+
+@pytest.mark.parametrize("transform", ["none", "grad"])
+def test_cases_of_one_program_are_compiled_once(transform: str) -> None:
+    case = dataclasses.replace(CASE, transform=transform)
+    functions = {id(calls.transformed(each, inputs(each))[0]) for each in (case, dataclasses.replace(case, seed=8))}
+    assert len(functions) == 1
+    assert id(calls.transformed(other := dataclasses.replace(case, bias=False), inputs(other))[0]) not in functions
+
+
 class _Finds:
     """In the place of a process: one case ends it."""
 
@@ -181,9 +202,11 @@ def test_a_run_goes_on_where_the_file_ends(
     monkeypatch.setattr(_Finds, "is_mended", True)
     assert command.main([*line, "--cases", "6"]) == 0
     assert [row["findings"] for row in json.loads(path.read_text())["rows"]] == [[], []]
+    assert command.main([*line, "--values", "2"]) == 2
+    assert "--values 2 is not the 1 of seed 4 in " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--cases", "--minutes", "--timeout"])
+@pytest.mark.parametrize("option", ["--cases", "--minutes", "--timeout", "--values"])
 def test_fuzz_names_a_bad_option(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([option, "0"]) == 2
     assert f"{option} 0" in capsys.readouterr().err
