@@ -4,7 +4,8 @@
     python -m benchmarks accuracy --networks vgg19 --layers 0
 
 Errors are relative, by the Frobenius norm, to the same in float64 on a CPU. Layers have values of both signs in the
-kernel and none below zero in x, as behind a ReLU. Networks have weights as initialised and a photograph.
+kernel and none below zero in x, as behind a ReLU. Networks have weights as initialised and a photograph. On a GPU at
+HIGHEST the best kernel of each family of "direct" has a row of its own.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from benchmarks.common import command, results, tables
 from jax_sparse_conv import models
 from jax_sparse_conv._src import _native, devices, environment
 from jax_sparse_conv._src.cli import photograph
+from jax_sparse_conv._src.layers.calls import Call
+from jax_sparse_conv._src.tune import measure
 
 Row = dict[str, Any]
 
@@ -52,7 +55,15 @@ class Layer(NamedTuple):
 
 LAYERS = tuple(
     Layer(window, size, channels, zeros)
-    for window, size, channels in ((3, 28, 128), (3, 14, 512), (3, 7, 2048), (1, 7, 2048), (5, 28, 256), (0, 1, 25088))
+    for window, size, channels in (
+        (3, 28, 128),
+        (3, 14, 512),
+        (3, 7, 2048),
+        (1, 7, 2048),
+        (5, 28, 256),
+        (7, 56, 3),
+        (0, 1, 25088),
+    )
     for zeros in (0, 50, 90)
 )
 NETWORKS = ("vgg19", "resnet50", "densenet121")
@@ -93,12 +104,15 @@ def _layer(layer: Layer) -> Iterator[Row]:
     x, kernel = _operands(layer)
     exact = _exact(layer, x, kernel)
     for precision in _PRECISIONS[devices.default_platform()]:
+        case = {"case": layer.name, "products": layer.products, "precision": precision}
         xla = _run(layer, x, kernel, "xla", precision)
         for implementation, loop in _sides(layer):
             with _cpu_loop(loop):
                 found = _run(layer, x, kernel, implementation, precision)
-            case = {"case": layer.name, "products": layer.products, "precision": precision}
             yield case | _errors(f"{implementation}, {loop}" if loop else implementation, found, xla, exact)
+        if layer.window and precision == "highest":
+            for family, found in _of_families(layer, x, kernel):
+                yield case | _errors(f"direct, {family}", found, xla, exact)
 
 
 def _sides(layer: Layer) -> list[tuple[str, str]]:
@@ -106,6 +120,17 @@ def _sides(layer: Layer) -> list[tuple[str, str]]:
         return [("ecr", "")]
     named = [("direct", ""), ("coo", ""), ("ecr", "")]
     return named[:2] + [("ecr", loop) for loop in LOOPS] if devices.default_platform() == "cpu" else named
+
+
+def _of_families(layer: Layer, x: np.ndarray, kernel: np.ndarray) -> Iterator[tuple[str, jax.Array]]:
+    """The families of dense kernels on a GPU that take the layer, and the result by the best tile of each."""
+    call = Call.of("conv", (x, kernel, None, None), {"padding": "SAME", "precision": "highest"})
+    key, (config, *_) = measure.key_of(call), measure.bound(call)
+    if key is None or devices.default_platform() != "gpu":
+        return
+    for rated in key.layer.candidates(devices.current(), most=1):
+        if rated.candidate.family != "ecr":
+            yield rated.candidate.family, jax.jit(measure.told(config, rated.candidate))(x, kernel)
 
 
 def _operands(layer: Layer) -> tuple[np.ndarray, np.ndarray]:

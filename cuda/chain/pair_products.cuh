@@ -148,6 +148,7 @@ __device__ __forceinline__ void MultiplyFirstTf32x3(PairStages<U>& stages, PairB
     }
   }
   HighLowWeights<U> weights[2];
+  LowWeights low_weights;
   float partial[U::kPixels / 2];
   const uint32_t offset = StepWeights<U, float>::Offset() + group * 2048;
 #pragma unroll
@@ -160,18 +161,21 @@ __device__ __forceinline__ void MultiplyFirstTf32x3(PairStages<U>& stages, PairB
       weights[half].Load(stages.Slot() + offset);
       const uint64_t columns = SwizzledMatrix(pixels + (step + half) * U::kStageBytes, kSwizzleBytes) + group * 4;
       weights[half].Multiply(partial, columns, low >> 4, half > 0);
+      low_weights.Meet(weights[half].low[0][0]);
       PairStages<U>::Free(stages.Empty());
       stages.Advance();
     }
     WaitForProducts<0>();
     AddPartial(sums, partial);
   }
+  RestoreSums(sums, low_weights.Share(kTruncatedByWarpgroups));
 }
 
 template <class U>
 __device__ __forceinline__ void MultiplyNextTf32x3(PairStages<U>& stages, uint32_t middle,
                                                    float (&sums)[U::kPixels / 2]) {
   HighLowWeights<U> weights[2];
+  LowWeights low_weights;
   float partial[U::kPixels / 2];
   const uint32_t offset = StepWeights<U, float>::Offset();
 #pragma unroll
@@ -184,12 +188,14 @@ __device__ __forceinline__ void MultiplyNextTf32x3(PairStages<U>& stages, uint32
     for (int half = 0; half < 2; ++half) {
       weights[half].Load(stages.Slot() + offset + half * 2048);
       weights[half].Multiply(partial, columns + half * 4, U::kBlocks * U::kStageBytes >> 4, half > 0);
+      low_weights.Meet(weights[half].low[0][0]);
     }
     PairStages<U>::Free(stages.Empty());
     stages.Advance();
     WaitForProducts<0>();
     AddPartial(sums, partial);
   }
+  RestoreSums(sums, low_weights.Share(kTruncatedByWarpgroups));
 }
 #endif
 

@@ -19,6 +19,7 @@ struct FewChannelsSums {
   static constexpr int kCount = sizeof(T) == 2 && U::kOutChannels > 32 ? 8 : 4;
   static constexpr int kQuads = U::kOutChannels / (8 * kCount);
   float sums[U::kFragments][kFewChannelsWarpRuns][4] = {};
+  LowWeights low_weights;  // at 3xTF32
 
   // What a step multiplies; low: at 3xTF32.
   struct Operands {
@@ -114,6 +115,7 @@ struct FewChannelsSums {
           MultiplyAll(chunk, now.weights, now.low_pixels);
           MultiplyAll(chunk, now.low_weights, now.pixels);
           MultiplyAll(chunk, now.weights, now.pixels);
+          low_weights.Meet(now.low_weights[0][0]);
         } else {
           MultiplyAll(sums, now.weights, now.pixels);
         }
@@ -131,6 +133,7 @@ struct FewChannelsSums {
       table += kFewChannelsChunkPairs;
       slots += kSteps * kStepSlots;
     }
+    if constexpr (U::kTf32x3) RestoreSums(sums, low_weights.Share(kTruncatedByWarps));
   }
 
   __device__ __forceinline__ bool Finite() const {

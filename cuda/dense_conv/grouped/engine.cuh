@@ -13,6 +13,7 @@ struct GroupedEngine {
   static constexpr int kStepRows = 2 * U::kUnit;  // of weights
   static constexpr int kChunkSteps = 4;           // of 32 products, as Tf32x3Engine
   float sums[kRows][kTiles][4] = {};
+  LowWeights low_weights;  // at 3xTF32
 
   static __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x % kWarp); }
 
@@ -78,7 +79,10 @@ struct GroupedEngine {
       for (int j = 0; j < kTiles; ++j) b[j][0] = b[j][1], b[j][1] = 0;
       Multiply<true>(from, starts, b, chunk);
     }
-    if constexpr (U::kTf32x3) AddChunk(chunk);
+    if constexpr (U::kTf32x3) {
+      AddChunk(chunk);
+      RestoreSums(sums, low_weights.Share(kTruncatedByWarps));
+    }
   }
 
   // alone: of the fragments' two units there is the first.
@@ -94,6 +98,7 @@ struct GroupedEngine {
         b[j][0] = RoundToTf32(b[j][0]), b[j][1] = RoundToTf32(b[j][1]);
       }
     }
+    if constexpr (U::kTf32x3) low_weights.Meet(low_b[0][kAlone ? 0 : 1]);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       uint32_t a[4];

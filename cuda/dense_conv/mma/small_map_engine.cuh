@@ -17,6 +17,7 @@ struct SmallMapEngine {
   static constexpr int kSlices = U::kDepth * static_cast<int>(sizeof(T)) / 32;  // of a step, each 32 bytes deep
   static constexpr int kSlice = 32 / static_cast<int>(sizeof(T));
   float sums[kRows][kColumns][4] = {};
+  LowWeights low_weights;  // at 3xTF32
 
   // A lane's row and column in the fragments of mma.sync.
   static __device__ __forceinline__ int Row() { return static_cast<int>(threadIdx.x % kWarp / 4); }
@@ -99,6 +100,7 @@ struct SmallMapEngine {
       for (int i = 0; i < kRows; ++i) {
         uint32_t low_a[4];
         SplitHighLow(a[slice][i], low_a);
+        if (i == 0) low_weights.Meet(low_a[0]);
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
           MultiplyFragment(step[i][j], low_a, b[slice][j][0], b[slice][j][1], 0.f);
@@ -119,6 +121,7 @@ struct SmallMapEngine {
 
   // tile: [tile pixel, kSumStride]
   __device__ __forceinline__ void Store(float* tile) const {
+    const float share = U::kTf32x3 ? low_weights.Share(kTruncatedByTwo) : 0.f;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
 #pragma unroll
@@ -126,7 +129,7 @@ struct SmallMapEngine {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int pixel = j * 8 + Column() * 2 + e % 2, out_channel = i * 16 + Row() + e / 2 * 8;
-          tile[pixel * U::kSumStride + out_channel] = sums[i][j][e];
+          tile[pixel * U::kSumStride + out_channel] = U::kTf32x3 ? Restored(sums[i][j][e], share) : sums[i][j][e];
         }
       }
     }

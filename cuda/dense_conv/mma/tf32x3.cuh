@@ -6,8 +6,9 @@
 //   below 2^-22 of the product. After Ootomo and Yokota 2022, "Recovering single precision accuracy from Tensor Cores
 //   while surpassing the FP32 theoretical peak performance".
 // Accuracy: tensor cores truncate when they add, always towards zero. So a chunk's 32 products are summed from zero
-//   there and added to the tile's accumulators by FADD, which rounds to nearest. Values below 2^-113 keep an absolute
-//   accuracy of 2^-136: most subnormals lose digits, those below 2^-137 count as zero.
+//   there and added to the tile's accumulators by FADD, which rounds to nearest. What is lost all the same is given
+//   back at the end (core/truncation.cuh). Values below 2^-113 keep an absolute accuracy of 2^-136: most subnormals
+//   lose digits, those below 2^-137 count as zero.
 // Not finite: infinity times a low part that is zero or of the other sign would be NaN. Values beyond 3.4e38 * (1 -
 //   2^-12) round up to infinity. So a block whose sums are not all finite computes its part again by FFMA
 //   (MultiplyAgain in mma/kernel.cuh, SumAgain in mma/small_map.cuh).
@@ -19,6 +20,7 @@
 #ifndef JSC_CUDA_DENSE_CONV_MMA_TF32X3_CUH_
 #define JSC_CUDA_DENSE_CONV_MMA_TF32X3_CUH_
 
+#include "cuda/core/truncation.cuh"
 #include "cuda/dense_conv/mma/engine.cuh"
 
 namespace jsc {
@@ -38,6 +40,7 @@ template <class U>
 struct Tf32x3Engine : TensorEngine<U, float> {
   using Base = TensorEngine<U, float>;
   using Base::kColumns, Base::kRows, Base::sums;
+  LowWeights low_weights;
 
   __device__ __forceinline__ void Multiply(const unsigned char* stage) {
     float chunk[kRows][kColumns][4] = {};
@@ -49,6 +52,7 @@ struct Tf32x3Engine : TensorEngine<U, float> {
       for (int j = 0; j < kColumns; ++j) {
         SplitHighLow(b[j], low_b[j]);
       }
+      low_weights.Meet(low_b[0][0]);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         uint32_t a[4], low_a[4];
@@ -68,6 +72,9 @@ struct Tf32x3Engine : TensorEngine<U, float> {
       }
     }
   }
+
+  // Gives back what truncation took, when all steps are done.
+  __device__ __forceinline__ void Restore() { RestoreSums(sums, low_weights.Share(kTruncatedByWarps)); }
 
   __device__ __forceinline__ bool Finite() const {
     float all = 0.f;  // zero times a sum is zero, or NaN

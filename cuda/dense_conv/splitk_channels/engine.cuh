@@ -41,6 +41,7 @@ struct SplitKChannelsEngine {
   static constexpr int kChunkSteps = 4;  // of 32 products, as Tf32x3Engine
   static constexpr int kGroup = 4;       // columns whose products follow each other, so that none waits for its sum
   float sums[kRows][kColumns][4] = {};
+  LowWeights low_weights;  // at 3xTF32
   int pixel_at[kColumns];  // bytes, of the lane's channels of each column's pixel
   int weight_at[2];
   uint32_t a[kRows][4], b[kColumns][2];
@@ -129,6 +130,7 @@ struct SplitKChannelsEngine {
         for (int e = 0; e < 4; ++e) a[i][e] = next[i][e];
       }
     }
+    if constexpr (U::kTf32x3) RestoreSums(sums, low_weights.Share(kTruncatedByWarps));
   }
 #endif
 
@@ -137,6 +139,7 @@ struct SplitKChannelsEngine {
     uint32_t low_a[kRows][4];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) SplitHighLow(a[i], low_a[i]);
+    low_weights.Meet(low_a[0][0]);
 #pragma unroll
     for (int first = 0; first < kColumns; first += kGroup) {
       uint32_t low_b[kGroup][2];

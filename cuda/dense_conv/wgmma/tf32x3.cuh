@@ -7,7 +7,8 @@
 //   consumers write it while the products of the step before are in flight.
 // Weights: split in registers when they are loaded, high(w) rounded.
 // Accuracy: tensor cores truncate when they add. So the products of a step, 32 channels, are summed from zero there and
-//   then added to the tile's accumulators by FADD.
+//   then added to the tile's accumulators by FADD. What is lost all the same is given back at the end
+//   (core/truncation.cuh).
 // Not finite: infinities, and values that round up to one, leave NaN in the sums that they reach. Those are computed
 //   again (wgmma/recompute.cuh).
 // Bound by: the tensor cores on large maps, where two or three warpgroups of an SM cover for each other's additions.
@@ -142,6 +143,7 @@ template <class U>
 __device__ __forceinline__ void MultiplyOneByOne(Tf32x3Walk<U>& walk, int steps, float (&sums)[U::kPixels / 2]) {
   HighLowWeights<U> first_half, second_half;  // halves of a step's channels
   float partial[U::kPixels / 2];
+  LowWeights low_weights;
   const uint64_t low = walk.LowBytes() >> 4;
   first_half.Load(walk.Weights());
 #pragma unroll 1
@@ -151,12 +153,14 @@ __device__ __forceinline__ void MultiplyOneByOne(Tf32x3Walk<U>& walk, int steps,
     walk.FreeStages();
     second_half.Load(walk.Weights() + 2048);
     second_half.Multiply(partial, pixels + 4, low, true);
+    low_weights.Meet(second_half.low[0][0]);
     walk.Next(left == 1);
     WaitForProducts<1>();
     first_half.Load(walk.Weights());  // after the last step of anything
     WaitForProducts<0>();
     AddPartial(sums, partial);
   }
+  RestoreSums(sums, low_weights.Share(kTruncatedByWarpgroups));
 }
 
 // The same with double accumulators: registers for the sums of two steps, so that one step's are added during the
@@ -170,6 +174,7 @@ struct DoubleAccumulators {
   int left;  // steps
   const uint64_t low;
   HighLowWeights<U> first_half, second_half;  // halves of a step's channels
+  LowWeights low_weights;
 
   __device__ __forceinline__ DoubleAccumulators(Tf32x3Walk<U>& walk, int steps, Sums& sums)
       : walk(walk), sums(sums), left(steps), low(walk.LowBytes() >> 4) {
@@ -182,6 +187,7 @@ struct DoubleAccumulators {
     walk.FreeStages();
     second_half.Load(walk.Weights() + 2048);
     second_half.Multiply(partial, pixels + 4, low, true);
+    low_weights.Meet(second_half.low[0][0]);
     walk.Next(--left == 0);
     WaitForProducts<1>();
     first_half.Load(walk.Weights());  // after the last step of anything
@@ -220,6 +226,7 @@ __device__ __forceinline__ void MultiplySteps(Tf32x3Walk<U>& walk, int steps, fl
     DoubleAccumulators<U> accumulators(walk, steps, sums);
 #pragma unroll 1
     while (accumulators.left > 0) accumulators.MultiplyFour();
+    RestoreSums(sums, accumulators.low_weights.Share(kTruncatedByWarpgroups));
   } else {
     MultiplyOneByOne(walk, steps, sums);
   }

@@ -87,7 +87,7 @@ def measure(call: Call, device: Device, seed: int = 0, xla: bool = True) -> Meas
     config, _, _, shapes = bound(call)
     functions: dict[str, timing.Function] = {XLA: _xla(call)} if xla else {}
     for candidate in _candidates(key, device):
-        functions[name_of(candidate)] = _told(config, candidate)
+        functions[name_of(candidate)] = told(config, candidate)
     operands = list(operands_of(shapes, seed, 1 - ZEROS))
     compiled = {name: jax.jit(function) for name, function in functions.items()}
     here = next(iter(operands[0][0].devices()))  # JAX's default device, which other threads are not told
@@ -125,7 +125,8 @@ def _xla(call: Call) -> timing.Function:
     return call.function("xla")
 
 
-def _told(config: Config, candidate: Candidate) -> timing.Function:
+def told(config: Config, candidate: Candidate) -> timing.Function:
+    """The convolution of a configuration by a candidate, of x, kernel and what else it has."""
     method = "ecr" if candidate.family == "ecr" else "direct"
     chosen = dataclasses.replace(config, method=method, fallback=False, candidate=candidate)
 
