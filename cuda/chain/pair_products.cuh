@@ -168,7 +168,7 @@ __device__ __forceinline__ void MultiplyFirstTf32x3(PairStages<U>& stages, PairB
     WaitForProducts<0>();
     AddPartial(sums, partial);
   }
-  RestoreSums(sums, low_weights.Share(kTruncatedByWarpgroups));
+  RestoreSums(sums, low_weights.Share(4 * kTruncatedByWarpgroups));
 }
 
 template <class U>
@@ -195,7 +195,7 @@ __device__ __forceinline__ void MultiplyNextTf32x3(PairStages<U>& stages, uint32
     WaitForProducts<0>();
     AddPartial(sums, partial);
   }
-  RestoreSums(sums, low_weights.Share(kTruncatedByWarpgroups));
+  RestoreSums(sums, low_weights.Share(4 * kTruncatedByWarpgroups));
 }
 #endif
 

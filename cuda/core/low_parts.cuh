@@ -9,10 +9,13 @@
 
 namespace jsc {
 
+// What tensor cores keep of v.
+__device__ __forceinline__ float CutOff(float v) { return __uint_as_float(__float_as_uint(v) & 0xffffe000u); }
+
 // What tensor cores drop of v, with half of what they drop of that. Of what is not finite nothing that says so: the
 // high part does.
 __device__ __forceinline__ float LowPart(float v) {
-  const float rest = v - __uint_as_float(__float_as_uint(v) & 0xffffe000u);
+  const float rest = v - CutOff(v);
   return __uint_as_float(__float_as_uint(rest) + 0x1000u);
 }
 

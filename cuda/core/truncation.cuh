@@ -15,13 +15,18 @@
 
 namespace jsc {
 
-// The shares, of an H200 where half of x is zeros. Without zeros they are up to a tenth larger, with 90 % of them a
-// good third smaller. `python -m benchmarks accuracy` has what is left: its bias of each family of kernels.
-constexpr float kTruncatedByWarps = 1.70e-7f;       // mma.sync, four products of 8 in a step
-constexpr float kTruncatedByTwo = 0.83e-7f;         // mma.sync, two products of 8 in a step
-constexpr float kTruncatedByWarpgroups = 1.17e-7f;  // wgmma, four products of 8 in a step
+// The share that each product of 8 in a step takes, of an H200 where half of x is zeros. Without zeros they are up to a
+// tenth larger, with 90 % of them a good third smaller. `python -m benchmarks accuracy` has what is left: its bias of
+// each family of kernels.
+constexpr float kTruncatedByWarps = 0.42e-7f;       // mma.sync
+constexpr float kTruncatedByWarpgroups = 0.29e-7f;  // wgmma
 
-// A sum with what truncation took of it. share: of those above, or 0.
+// What sums lose whose step has so many of `depth` products. most: products of 8 in a step
+__device__ __forceinline__ float TruncatedShare(float of_eight, int depth, int most) {
+  return of_eight * static_cast<float>(min((depth + 7) / 8, most));
+}
+
+// A sum with what truncation took of it. share: see TruncatedShare
 __device__ __forceinline__ float Restored(float sum, float share) { return fmaf(sum, share, sum); }
 __device__ __forceinline__ float4 Restored(float4 sum, float share) {
   return {Restored(sum.x, share), Restored(sum.y, share), Restored(sum.z, share), Restored(sum.w, share)};
@@ -45,7 +50,7 @@ __device__ __forceinline__ void RestoreSums(float (&sums)[kRows][kColumns][kCoun
 class LowWeights {
  public:
   __device__ __forceinline__ void Meet(uint32_t low) { met_ |= low; }
-  // What to give back of sums of which tensor cores take a share. All threads of a warp call it.
+  // What to give back of sums of which tensor cores took a share. All threads of a warp call it.
   __device__ __forceinline__ float Share(float truncated) const {
     return __any_sync(0xffffffffu, met_ != 0) ? truncated : 0.f;
   }

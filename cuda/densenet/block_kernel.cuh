@@ -100,7 +100,7 @@ __device__ __forceinline__ void StoreMid(const DenseLayerTask<typename U::T>& ta
     const bool inside =
         box_y < task.tile_height + 2 && y < static_cast<unsigned>(task.height) && x < static_cast<unsigned>(task.width);
     if constexpr (U::kPrecise) {
-      v = Restored(v, kTruncatedByTwo);
+      v = Restored(v, 2 * kTruncatedByWarps);
       if (inside && !IsFinite(v)) {
         v = SumMidAgain<U>(task, reinterpret_cast<const float*>(shared + U::kScale), at.image, static_cast<int>(y),
                            static_cast<int>(x), at.rank * U::kMids + quad * 4);
@@ -126,7 +126,7 @@ __device__ __forceinline__ void SendSums(const DenseLayerTask<typename U::T>& ta
     const float* from = sums + quad / kOutChannelQuads * U::kOutStride + quad % kOutChannelQuads * 4;
     float4 v = AddParts<U::kOutDepthWarps>(reinterpret_cast<const float4*>(from), U::kOutRows * U::kOutStride / 4);
     if constexpr (U::kPrecise) {
-      v = Restored(v, kTruncatedByTwo);
+      v = Restored(v, 2 * kTruncatedByWarps);
       if (!IsFinite(v)) {
         const int pixel = quad / kOutChannelQuads, row = static_cast<int>(pixel * task.by_tile_width >> 16);
         v = SumTapsAgain<U>(shared, pixel + row * 2, task.tile_width + 2, quad % kOutChannelQuads * 4);

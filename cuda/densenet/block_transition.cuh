@@ -187,7 +187,7 @@ __device__ __forceinline__ void StoreTransition(const TransitionTask<typename U:
   const int out_channel = first_out_channel + quad % kOutChannelQuads * 4;
   if (pixel >= task.pixels || out_channel >= task.out_channels) return;
   if constexpr (U::kPrecise) {
-    v = Restored(v, kTruncatedByTwo);
+    v = Restored(v, 2 * kTruncatedByWarps);
     if (!IsFinite(v)) v = SumTransitionAgain<U>(task, pixel, out_channel);
   }
   Store4(task.out + static_cast<int64_t>(pixel) * task.out_channels + out_channel, v);

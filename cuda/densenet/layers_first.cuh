@@ -58,7 +58,7 @@ __device__ __forceinline__ void StoreMiddle(const FirstTask<typename U::T>& task
         if constexpr (U::kTf32x3) {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            both[e] = Restored(both[e], kTruncatedByWarpgroups);
+            both[e] = Restored(both[e], 4 * kTruncatedByWarpgroups);
             if (row < task.pixels && !IsFinite(both[e])) {
               both[e] = SumAgain(task, row, first_out_channel + (j + i) * 8 + quad * 2 + e);
             }
@@ -76,8 +76,9 @@ __device__ __forceinline__ void StoreMiddle(const FirstTask<typename U::T>& task
             float low[2];
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-              const float high = __uint_as_float(__float_as_uint(v[i][e]) & 0xffffe000u);
-              low[e] = IsFinite(v[i][e]) ? LowPart(v[i][e]) : v[i][e];  // NaN may be cut off to infinity
+              const float high = CutOff(v[i][e]);
+              low[e] = v[i][e];  // NaN may be cut off to infinity
+              if (IsFinite(v[i][e])) low[e] = CutOff(LowPart(v[i][e]));
               v[i][e] = high;
             }
             *reinterpret_cast<float2*>(to + plane + j * 8 + i * 8 + quad * 2) = make_float2(low[0], low[1]);

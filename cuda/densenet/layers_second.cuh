@@ -278,7 +278,7 @@ __device__ __forceinline__ void StoreSecond(const SecondTask<typename U::T>& tas
           float* both[2] = {&found[h][i].x, &found[h][i].y};
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            *both[e] = Restored(*both[e], kTruncatedByWarpgroups);
+            *both[e] = Restored(*both[e], 4 * kTruncatedByWarpgroups);
             if (inside[h] && !IsFinite(*both[e])) {
               *both[e] = SumAgain(task, at.image, at.y + group * task.rows + rows[h], at.x + columns[h],
                                   (j + i) * 8 + quad * 2 + e);

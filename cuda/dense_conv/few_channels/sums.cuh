@@ -133,7 +133,9 @@ struct FewChannelsSums {
       table += kFewChannelsChunkPairs;
       slots += kSteps * kStepSlots;
     }
-    if constexpr (U::kTf32x3) RestoreSums(sums, low_weights.Share(kTruncatedByWarps));
+    if constexpr (U::kTf32x3)
+      RestoreSums(sums, low_weights.Share(
+                            TruncatedShare(kTruncatedByWarps, task.kernel_size[0] * task.window_elements, kSteps)));
   }
 
   __device__ __forceinline__ bool Finite() const {

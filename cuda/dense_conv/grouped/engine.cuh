@@ -81,7 +81,7 @@ struct GroupedEngine {
     }
     if constexpr (U::kTf32x3) {
       AddChunk(chunk);
-      RestoreSums(sums, low_weights.Share(kTruncatedByWarps));
+      RestoreSums(sums, low_weights.Share(TruncatedShare(kTruncatedByWarps, units * U::kUnit, kChunkSteps)));
     }
   }
 

@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(U::kThreads) MmaKernel(const __grid_constant__
   TileWriter<U, T> writer(task, at, together ? at.split : 0, together ? task.splits : 1);
   float* tile = reinterpret_cast<float*>(shared);
   if constexpr (U::kTf32x3) {
-    engine.Restore();
+    engine.Restore(task.depth);
     if (__syncthreads_and(engine.Finite())) {
       engine.Store(tile);
     } else {

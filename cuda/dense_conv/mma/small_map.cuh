@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(U::kThreads) SmallMapKernel(const __grid_const
   float* sums = reinterpret_cast<float*>(shared);
   constexpr int kTile = U::kPixels * U::kSumStride;
   __syncthreads();  // sums take the place of the stages
-  engine.Store(sums + warp * kTile);
+  engine.Store(sums + warp * kTile, task.depth);
   __syncthreads();
   const int2 written = writer.Write([&](int pixel, int tile_out_channel) {
     const float* from = sums + pixel * U::kSumStride + tile_out_channel;

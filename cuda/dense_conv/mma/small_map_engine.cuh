@@ -119,9 +119,9 @@ struct SmallMapEngine {
     }
   }
 
-  // tile: [tile pixel, kSumStride]
-  __device__ __forceinline__ void Store(float* tile) const {
-    const float share = U::kTf32x3 ? low_weights.Share(kTruncatedByTwo) : 0.f;
+  // tile: [tile pixel, kSumStride]; depth: of the reduction
+  __device__ __forceinline__ void Store(float* tile, int depth) const {
+    const float share = U::kTf32x3 ? low_weights.Share(TruncatedShare(kTruncatedByWarps, depth, kSlices)) : 0.f;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
 #pragma unroll

@@ -73,8 +73,10 @@ struct Tf32x3Engine : TensorEngine<U, float> {
     }
   }
 
-  // Gives back what truncation took, when all steps are done.
-  __device__ __forceinline__ void Restore() { RestoreSums(sums, low_weights.Share(kTruncatedByWarps)); }
+  // Gives back what truncation took, when all steps are done. depth: of the reduction
+  __device__ __forceinline__ void Restore(int depth) {
+    RestoreSums(sums, low_weights.Share(TruncatedShare(kTruncatedByWarps, depth, Base::kSlices)));
+  }
 
   __device__ __forceinline__ bool Finite() const {
     float all = 0.f;  // zero times a sum is zero, or NaN

@@ -130,7 +130,10 @@ struct SplitKChannelsEngine {
         for (int e = 0; e < 4; ++e) a[i][e] = next[i][e];
       }
     }
-    if constexpr (U::kTf32x3) RestoreSums(sums, low_weights.Share(kTruncatedByWarps));
+    if constexpr (U::kTf32x3) {
+      const int depth = by.slices * by.kernel_columns * by.kernel_rows * U::kChannels;
+      RestoreSums(sums, low_weights.Share(TruncatedShare(kTruncatedByWarps, depth, kChunkSteps)));
+    }
   }
 #endif
 

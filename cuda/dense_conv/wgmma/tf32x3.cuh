@@ -63,6 +63,12 @@ __device__ __forceinline__ void StoreLow(uint32_t address, const uint32_t (&v)[4
 }
 
 #if __CUDA_ARCH__ >= 900
+// Gives back what truncation took of a tile's sums, when all steps are done.
+template <int kCount>
+__device__ __forceinline__ void Restore(float (&sums)[kCount], const LowWeights& weights, int group_channels) {
+  RestoreSums(sums, weights.Share(TruncatedShare(kTruncatedByWarpgroups, group_channels, 4)));
+}
+
 // The walk of a block whose pixels have low parts: in the second half of a stage.
 template <class U>
 struct Tf32x3Walk : StepWalk<U, float> {
@@ -160,7 +166,7 @@ __device__ __forceinline__ void MultiplyOneByOne(Tf32x3Walk<U>& walk, int steps,
     WaitForProducts<0>();
     AddPartial(sums, partial);
   }
-  RestoreSums(sums, low_weights.Share(kTruncatedByWarpgroups));
+  Restore(sums, low_weights, walk.task.group_channels);
 }
 
 // The same with double accumulators: registers for the sums of two steps, so that one step's are added during the
@@ -226,7 +232,7 @@ __device__ __forceinline__ void MultiplySteps(Tf32x3Walk<U>& walk, int steps, fl
     DoubleAccumulators<U> accumulators(walk, steps, sums);
 #pragma unroll 1
     while (accumulators.left > 0) accumulators.MultiplyFour();
-    RestoreSums(sums, accumulators.low_weights.Share(kTruncatedByWarpgroups));
+    Restore(sums, accumulators.low_weights, walk.task.group_channels);
   } else {
     MultiplyOneByOne(walk, steps, sums);
   }
