@@ -274,6 +274,7 @@ On an H200, {} gradients of 1, 8 and 32 images (`h200/gradients.times.jsonl`):
 | by near rows, else by the rules | {} %, {} % | {} %, {} % | {} |
 | by the rules alone | {} %, {} % | {} %, {} % | {} |""",
 )
+@functools.cache  # it takes seconds
 def _regret_of_gradients(results: Path) -> Sequence[str]:
     entries = gradients.read(results / "h200" / "gradients.times.jsonl")
     figures = [str(len(entries))]
@@ -281,7 +282,7 @@ def _regret_of_gradients(results: Path) -> Sequence[str]:
         ratios: list[float] = []
         for by_kernel in (False, True):
             chosen = [entry for entry in entries if entry.by_kernel == by_kernel]
-            regrets, of_xla = zip(*(gradient_regret.outcome_of(entry, way, chosen) for entry in chosen), strict=True)
+            regrets, of_xla = zip(*gradient_regret.outcomes_of(chosen, way), strict=True)
             figures += [f"{100 * (geometric_mean(regrets) - 1):.1f}", f"{100 * (max(regrets) - 1):.0f}"]
             ratios += of_xla
         figures.append(str(sum(map(is_loss, ratios))))

@@ -45,18 +45,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     for kind, by_kernel in sorted({(entry.key.kind, entry.by_kernel) for entry in entries.values()}):
         chosen = [entry for entry in entries.values() if (entry.key.kind, entry.by_kernel) == (kind, by_kernel)]
         for way in WAYS:
-            regrets, ratios = zip(*(outcome_of(entry, way, chosen) for entry in chosen), strict=True)
+            regrets, ratios = zip(*outcomes_of(chosen, way), strict=True)
             numbers = f"{geometric_mean(regrets):7.3f} {max(regrets):6.2f} {sum(map(is_loss, ratios)):7}"
             by = "kernel" if by_kernel else "x"
             print(f"{kind:8} {by:6} {way:6} {len(chosen):6} {numbers} {min(ratios):6.2f}")
     return 0
 
 
-def outcome_of(entry: Entry, way: str, entries: Sequence[Entry]) -> tuple[float, float]:
-    """Regret of a way of `WAYS`, and XLA's time over the choice's; `entries` are all of the kind, those by x or not."""
-    machine = gradients.machine_of(entry.run)
-    us = entry.times[_chosen(entry, way, gradients.table_of(machine, entries).rows, machine)]
-    return us / min(entry.times.values()), entry.times[measure.XLA] / us
+def outcomes_of(entries: Sequence[Entry], way: str) -> Iterator[tuple[float, float]]:
+    """Of each entry the regret of a way of `WAYS`, and XLA's time over the choice's.
+
+    Args:
+      entries: all of a kind, those by x or those by the kernel.
+      way: of `WAYS`.
+    """
+    rows: dict[Machine, Sequence[Row]] = {}
+    for entry in entries:
+        machine = gradients.machine_of(entry.run)
+        if machine not in rows:
+            rows[machine] = gradients.table_of(machine, entries).rows
+        us = entry.times[_chosen(entry, way, rows[machine], machine)]
+        yield us / min(entry.times.values()), entry.times[measure.XLA] / us
 
 
 def _chosen(entry: Entry, way: str, rows: Sequence[Row], machine: Machine) -> str:

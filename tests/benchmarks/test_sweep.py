@@ -96,5 +96,9 @@ def test_the_page_counts_losses_and_findings() -> None:
     assert layer_tables.sweep([about | each for each in times])[0].endswith("| 2 | 4.00 | 1 |")
     finding = {"case": '{"operation": "dense"}'}
     row = {"seed": 3, "cases": 1207, "skipped": 200, "operations": {"conv": 1200, "dense": 7}, "findings": [finding]}
-    found = layer_tables.fuzz([row])[0]
-    assert found.splitlines()[2:] == ["| 3 | 1,007 | 200 | 1 | 1,200 | 7 |", "| all | 1,007 | 200 | 1 | 1,200 | 7 |"]
+    found = layer_tables.fuzz([row, row | {"values": 8}])[0]
+    assert found.splitlines()[2:] == [
+        "| 3 | 1,007 | 200 | 1 | 1,207 | 1,200 | 7 |",
+        "| 3 | 1,007 | 200 | 1 | 151 | 1,200 | 7 |",
+        "| all | 2,014 | 400 | 2 | 1,358 | 2,400 | 14 |",
+    ]

@@ -69,7 +69,7 @@ def files() -> dict[str, tuple[str, tuple[str, ...]]]:
 def text_of(platform: str, kind: str) -> str:
     """The content of a golden file."""
     lines = list(_layers(platform, kind))
-    if platform == "h200":
+    if platform in GPUS:
         lines += ["", "# chains", *_chains(platform, kind)]
     return "\n".join(lines) + "\n"
 

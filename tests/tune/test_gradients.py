@@ -180,7 +180,7 @@ def test_regret_of_given_times(tmp_path: Path, capsys: pytest.CaptureFixture[str
         Entry(keys[0], True, {"xla": 100.0, names[0][0]: 50.0, names[0][1]: 40.0}, run),
         Entry(keys[1], True, {"xla": 30.0, names[1][0]: 60.0}, run),
     ]
-    found = {way: gradient_regret.outcome_of(entries[0], way, entries) for way in gradient_regret.WAYS}
+    found = {way: next(gradient_regret.outcomes_of(entries, way)) for way in gradient_regret.WAYS}
     assert found == {"row": (1.0, 2.5), "near": (2.5, 1.0), "rules": (1.25, 2.0)}
     raw = tmp_path / "times.jsonl"
     lines = [{"run": run}, *(gradients.line_of(each.key, True, each.times) for each in entries)]
