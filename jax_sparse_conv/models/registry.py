@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeAlias, cast, get_args
@@ -173,7 +174,9 @@ def get(name: str) -> Network:
       ValueError: a name that is not in `NETWORKS`, with the names that are.
     """
     if name not in NETWORKS:
-        raise ValueError(f"network={name!r} is not one of {', '.join(NETWORKS)}")
+        close = difflib.get_close_matches(str(name), NETWORKS, n=1)
+        meant = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"network={name!r} is not one of {', '.join(NETWORKS)}{meant}")
     return NETWORKS[name]
 
 

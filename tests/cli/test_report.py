@@ -67,6 +67,13 @@ def test_table_shows_every_number() -> None:
     assert lines[-1] == "a note"
 
 
+def test_a_sum_above_the_whole_network_is_explained() -> None:
+    sentence = "Each layer is a call of its own here, with a call's cost; the whole network is one call."
+    assert sentence not in printed(comparison(), 200)
+    found = dataclasses.replace(comparison(), network=Totals(dense_us=440.0, sparse_us=300.0))
+    assert sentence in printed(found, 200)
+
+
 def test_table_uses_milliseconds_for_slow_layers() -> None:
     text = printed(comparison(dense_us=123456.0))
     assert "dense ms" in text

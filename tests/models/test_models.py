@@ -271,8 +271,12 @@ def test_errors_name_the_argument() -> None:
     for model in (small_vgg(), small_resnet()):
         with pytest.raises(ValueError, match=r"x.shape=\(8, 8, 3\) must be \[N, H, W, 3\]"):
             model(jnp.zeros((8, 8, 3)))
-    with pytest.raises(ValueError, match="network='vgg17' is not one of lenet5, alexnet, alexnet_cifar"):
+    with pytest.raises(
+        ValueError, match=r"network='vgg17' is not one of lenet5, alexnet, .*; did you mean 'vgg1[0-9]'"
+    ):
         models.build("vgg17", rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"network='tiny' is not one of .* regnetx_32gf$"):
+        models.build("tiny", rngs=nnx.Rngs(0))
 
 
 def test_preprocess_follows_the_convention() -> None:

@@ -52,6 +52,8 @@ def print_comparison(
     out.print(table)
     if left_out:
         out.print(f"Left out for the width: {', '.join(left_out)}; --json and --html have all.", highlight=False)
+    if any(sum_ > whole for sum_, whole in zip(_both(found.layer_sum), _both(found.network), strict=True)):
+        out.print("Each layer is a call of its own here, with a call's cost; the whole network is one call.")
     out.print(
         f"largest relative difference of the outputs: {found.max_relative:.2e} (Frobenius: {found.frobenius:.2e})"
     )
@@ -159,6 +161,10 @@ def _table(found: Comparison, title: str, left_out: Sequence[str]) -> Any:
 
 def _shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))
+
+
+def _both(totals: Totals) -> tuple[float, float]:
+    return totals.dense_us, totals.sparse_us
 
 
 def _totals(totals: Totals) -> dict[str, float]:
