@@ -49,6 +49,7 @@ TOOLS = {
     "crossover": ("suites.crossover", "plot of ratio against zeros, from results"),
     "document": ("document.command", "write the pages of figures from the results"),
     "check": ("document.check", "are figures in pages what the files say? ages, losses"),
+    "zoo_current": ("suites.zoo_current", "drop rows of zoo whose kernel None does not run now"),
     "xla_times": ("tune.xla_times", "XLA's times of the suite zoo as raw times for tune --fit"),
     "regret": ("tune.regret", "what choices lose against the best measured, from raw times"),
     "cpu_regret": ("tune.cpu_regret", "the same of choices on a CPU"),

@@ -235,15 +235,22 @@ def _about(
 
 
 @functools.lru_cache(maxsize=4096)
-def will_run(call: Call, implementation: str | None = None) -> str:
-    """The native kernels in a call's program by name, as in `timing.what_ran`, but without compiling it."""
+def will_run(call: Call, implementation: str | None = None, platform: str | None = None) -> str:
+    """The native kernels in a call's program by name, as in `timing.what_ran`, but without compiling it.
+
+    Args:
+      call: what is traced.
+      implementation: as the call takes it.
+      platform: for which the program is lowered; the default one's without it.
+    """
     shapes = [jax.ShapeDtypeStruct(call.x_shape, call.dtype), jax.ShapeDtypeStruct(call.kernel_shape, call.dtype)]
     if call.bias:
         shapes.append(jax.ShapeDtypeStruct(call.kernel_shape[-1:], call.dtype))
     if call.residual:
         size = call.geometry.conv_size(call.x_shape[1:3], call.kernel_shape[:2])
         shapes.append(jax.ShapeDtypeStruct((call.x_shape[0], *size, call.kernel_shape[-1]), call.dtype))
-    text = call.function(implementation).lower(*shapes).as_text()  # type: ignore[attr-defined]
+    traced = jax.jit(call.function(implementation)).trace(*shapes)
+    text = traced.lower(lowering_platforms=None if platform is None else (platform,)).as_text()
     names = dict.fromkeys(timing.NAME_OF_TARGET.get(name, name) for name in _TARGET.findall(text))
     ran = "+".join(names) or "xla"
     return f"{ran}|xla" if names and "stablehlo.case" in text else ran
