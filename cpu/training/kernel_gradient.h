@@ -6,8 +6,9 @@
 //   up to kMostTaps taps are registers while the channel's list passes by. An entry is a broadcast value and one vector
 //   of the cotangent for each multiply-add. It is loops/scatter_kernel.h the other way round: there weights are
 //   registers and sums are memory.
-// Layout: the cotangent of a tile is copied for each block of output channels, [places, block], with zeros where it has
-//   no results. So no bounds are checked, and places of a tap lie a fixed distance apart. Neighbouring entries read
+// Layout: the cotangent of a tile is copied for each block of output channels, [places, block], with negative zeros
+//   where it has no results. A tile of x with infinities or NaN skips those, which lead to no result. So no bounds are
+//   checked, and places of a tap lie a fixed distance apart. Neighbouring entries read
 //   neighbouring places, so as many rows as the kernel has are in L1.
 // Strides: pixels of one phase (their place modulo the stride) meet the same taps. A phase has lists of its own; one
 //   without taps is not read.
@@ -16,6 +17,9 @@
 // Bound by: loads, one per multiply-add; the lists where there are few output channels.
 #ifndef JSC_CPU_TRAINING_KERNEL_GRADIENT_H_
 #define JSC_CPU_TRAINING_KERNEL_GRADIENT_H_
+
+#include <algorithm>
+#include <cmath>
 
 #include "cpu/core/isa.h"
 #include "cpu/loops/channel_lists.h"
@@ -93,6 +97,7 @@ struct GradientBuffers {
   Entry<A>* entries;   // [channels, capacity]: of one phase after the other
   int64_t* ends;       // [phases + 1, channels]
   A* places;           // [tile places, block]
+  A of_values;         // 0, or NaN where a non-zero of the tile is not finite
   int64_t bytes;
 };
 
@@ -176,6 +181,7 @@ void ListPhaseRow(const KernelGradientTask& task, const GradientShape& s, const 
     const int64_t channel = keys[i] & 0xffffu;
     const auto offset = static_cast<uint32_t>((first + (keys[i] >> 16)) * place_bytes);
     entries[channel * capacity + ends[channel]++] = {values[i], offset};
+    b.of_values += values[i] * A{0};
   }
 }
 
@@ -183,6 +189,7 @@ template <typename T, typename A>
 void ListTileByChannel(const KernelGradientTask& task, const GradientShape& s, int64_t images, GradientBuffers<A>& b) {
   const ConvArgs& a = task.call->args;
   const int64_t channels = task.channel_end - task.channel_begin;
+  b.of_values = A{0};
   for (int64_t c = 0; c < channels; ++c) b.ends[c] = 0;
   for (int64_t i = 0; i < s.phases; ++i) {
     int64_t* ends = b.ends + (i + 1) * channels;
@@ -198,7 +205,7 @@ void ListTileByChannel(const KernelGradientTask& task, const GradientShape& s, i
   }
 }
 
-// A block of the cotangent, channels [k, k + width) of the group, to the places; zeros elsewhere.
+// A block of the cotangent, channels [k, k + width) of the group, to the places; negative zeros elsewhere.
 template <typename T, typename A>
 [[gnu::noinline]] void CopyCotangent(const KernelGradientTask& task, const GradientShape& s, int64_t images, int64_t k,
                                      int64_t width, GradientBuffers<A>& b) {
@@ -213,7 +220,7 @@ template <typename T, typename A>
       for (int64_t column = 0; column < s.columns; ++column, to += s.block) {
         const int64_t q = s.first_column + column;
         if (p < 0 || p >= a.conv_size[0] || q < 0 || q >= a.conv_size[1]) {
-          __builtin_memset(to, 0, s.block * sizeof(A));
+          std::fill_n(to, s.block, -A{0});
         } else if (width == s.block) {
           for (int64_t v = 0; v < s.block; v += kLanes<A>) Store(to + v, Load(line + q * a.out_channels + v));
         } else {
@@ -285,6 +292,22 @@ void SumTaps(int64_t taps, const Entry<A>* entry, const Entry<A>* end, const Pha
   }
 }
 
+// The same of entries that may not be finite: places without a result are left out.
+template <typename A>
+[[gnu::noinline]] void SumTapsWithResults(int64_t taps, const Entry<A>* entry, const Entry<A>* end,
+                                          const PhaseTap* first, const A* places, int64_t block, A* sums) {
+  std::fill_n(sums, taps * block, A{0});
+  for (; entry < end; ++entry) {
+    for (int64_t t = 0; t < taps; ++t) {
+      const char* at = reinterpret_cast<const char*>(places - first[t].back * block) + entry->offset;
+      const A* row = reinterpret_cast<const A*>(at);
+      for (int64_t v = 0; v < block; ++v) {
+        if (row[v] != 0 || !std::signbit(row[v])) sums[t * block + v] += entry->value * row[v];
+      }
+    }
+  }
+}
+
 // The gradient of a tap and channel, of the group's output channels.
 template <typename A>
 A* GradientAt(const KernelGradientTask& task, int64_t tap, int64_t channel) {
@@ -308,7 +331,8 @@ void AddBlock(const KernelGradientTask& task, const GradientShape& s, int64_t k,
       for (int64_t tap = 0; tap < b.phases[i].taps; tap += kMostTaps) {
         const PhaseTap* first = b.taps + b.phases[i].first_tap + tap;
         const int64_t taps = Min(kMostTaps, b.phases[i].taps - tap);
-        SumTaps(taps, entries + begins[c], entries + begins[c + channels], first, b.places, s.block, sums);
+        const auto sum = b.of_values == 0 ? SumTaps<A> : SumTapsWithResults<A>;
+        sum(taps, entries + begins[c], entries + begins[c + channels], first, b.places, s.block, sums);
         for (int64_t t = 0; t < taps; ++t) {
           A* out = GradientAt<A>(task, first[t].tap, task.channel_begin + c) + k;
           int64_t v = 0;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import cases
@@ -13,6 +14,8 @@ import pytest
 from cases import Case
 from kernel_checks import TOLERANCE, call, inputs_and_gradients
 from platforms import PLATFORM
+
+import jax_sparse_conv as jsc
 
 pytestmark = pytest.mark.skipif(PLATFORM != "cpu", reason="these are the CPU's gradients")
 
@@ -202,6 +205,32 @@ def test_long_sums_are_added_up_in_parts(channels: int, groups: int, cpu_isa: st
     case = Case("long", (4, 80, 80, channels), 8, kernel=(1, 1), groups=groups, zeros=0.0, one_sign=True)
     inputs, (_, wanted) = inputs_and_gradients(case, "float32")
     assert oracle.relative_error(gradients(case, inputs)[1], wanted) <= 4e-7
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("a corner", (1, 8, 8, 16), 16, zeros=0.5),
+        Case("stride 2, the last row and column are not read", (1, 8, 8, 16), 20, strides=2, padding="VALID"),
+        Case("stride 3, nor here", (1, 8, 8, 16), 16, strides=3, padding=0),
+        Case("5x5", (2, 8, 8, 11), 9, kernel=(5, 5), zeros=0.5),
+        Case("1x1, stride 2", (1, 8, 8, 16), 16, kernel=(1, 1), strides=2, padding="VALID"),
+    ],
+    ids=lambda case: case.name,
+)
+def test_what_is_not_finite_reaches_no_tap_that_does_not_read_it(case: Case, value: float, cpu_isa: str) -> None:
+    inputs = cases.inputs(case)
+    inputs.x[0, -1, -1, 3] = value
+    convolve = functools.partial(jsc.conv, jnp.asarray(inputs.x), implementation="ecr", **case.arguments)
+    like_lax = functools.partial(jsc.conv, jnp.asarray(inputs.x), implementation="xla", **case.arguments)
+    y, back = jax.vjp(convolve, jnp.asarray(inputs.kernel))
+    _, back_of_lax = jax.vjp(like_lax, jnp.asarray(inputs.kernel))
+    cotangent = jnp.asarray(np.random.default_rng(3).standard_normal(y.shape), jnp.float32)
+    (found,), (wanted,) = back(cotangent), back_of_lax(cotangent)
+    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
+    finite = np.isfinite(wanted)
+    np.testing.assert_allclose(np.asarray(found)[finite], np.asarray(wanted)[finite], rtol=1e-4, atol=1e-4)
 
 
 def test_subnormals_count_and_nan_stays(cpu_isa: str) -> None:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax_sparse_conv._src.accelerate.rows import Row
 from jax_sparse_conv._src.api import ops
 from jax_sparse_conv._src.api.arguments import KERNEL_DTYPES
-from jax_sparse_conv._src.primitive import channels, packing, reference
+from jax_sparse_conv._src.primitive import channels, explicit, packing, reference
 from jax_sparse_conv._src.primitive.packing import PackedKernel
 from jax_sparse_conv._src.primitive.primitives import Config, Operands
 from jax_sparse_conv._src.primitive.reference import ActivationName
@@ -280,7 +280,9 @@ def with_pool(
 ) -> Pending | None:
     """A pool over height and width: "max", or "sum" that is to be divided."""
     call = pending.call
-    if isinstance(call, Norm) or call.geometry is None or call.pool is not None or call.residual is not None:
+    if isinstance(call, Norm) or explicit.has_split_pixels(call.x):
+        return None  # the result of a call with a pool is split by images and channels alone
+    if call.geometry is None or call.pool is not None or call.residual is not None:
         return None
     if min(map(min, padding)) < 0:
         return None

@@ -13,7 +13,7 @@ from jax_sparse_conv._src.accelerate import equations, maps
 from jax_sparse_conv._src.accelerate.maps import Axes
 from jax_sparse_conv._src.accelerate.values import Map, Values
 from jax_sparse_conv._src.fusion.jaxprs import Equation
-from jax_sparse_conv._src.primitive import jax_internals, max_pool, reference
+from jax_sparse_conv._src.primitive import explicit, jax_internals, max_pool, reference
 from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Pool
 
@@ -95,7 +95,7 @@ def ints(values: Any) -> Any:
 def _max_pool_of(equation: Equation, axes: Axes, y: Any) -> Pool | None:
     """The max pool that an equation computes or differentiates, where `max_pool` takes it."""
     found = None if _is_xlas(equation) else spec_of(params(equation, axes))
-    if found is None:
+    if found is None or explicit.has_split_pixels(y):
         return None
     spec = Pool("max", *found)
     return spec if max_pool.takes(y, spec) else None

@@ -104,7 +104,8 @@ def accelerate(function: Callable[P, R_co]) -> Accelerated[P, R_co]:
     def called(*args: Any, **kwargs: Any) -> Any:
         closed, arrays, results = traced(module_state.with_written(function), args, kwargs)
         given = [*closed.consts, *arrays]
-        if _why_not(given) is not None:
+        if (reason := _why_not(given)) is not None:
+            warnings.warn(_untouched(function, reason), stacklevel=3)
             return jax.tree.unflatten(results, hoist.evaluate(closed, *arrays))
         fixed = _fixed(closed)
         program = of_jaxpr(closed, fixed, results)
@@ -180,8 +181,16 @@ def _why_not(values: Sequence[Any]) -> str | None:
     return "its arrays say how they are split over devices (explicit sharding)" if explicit.is_split(arrays) else None
 
 
+def _untouched(function: Callable[..., Any], reason: str) -> str:
+    return f"accelerate left {_name_of(function)} as it is: {reason}"
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
 def _nothing(function: Callable[..., Any], rows: Sequence[Row]) -> str:
-    name = getattr(function, "__name__", type(function).__name__)
+    name = _name_of(function)
     if not rows:
         return f"accelerate found no convolution in {name}, which runs as it is"
     return f"accelerate left all {len(rows)} convolutions of {name}, which runs as it is: {rows[0].reason}"

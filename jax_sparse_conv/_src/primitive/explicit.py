@@ -30,6 +30,11 @@ def is_split(*arrays: Any) -> bool:
     return any(entry is not None for array in jax.tree.leaves(arrays) for entry in spec_of(array))
 
 
+def has_split_pixels(x: Any) -> bool:
+    """Whether the type of a map [N, H, W, C] says that its height or width is split."""
+    return any(entry is not None for entry in spec_of(x)[1:3])
+
+
 def result_sharding(x: Any, kernel: Any, geometry: Geometry) -> NamedSharding:
     """Of x [N, H, W, C] and kernel [S, kh, kw, C / groups, K]: [N, Ho, Wo, K] split as N and, with one group, as K is.
 

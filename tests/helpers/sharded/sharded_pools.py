@@ -81,7 +81,24 @@ def check_explicit() -> None:
                 for name, function in derivatives(pool).items():
                     found = jax.jit(function)(x)
                     np.testing.assert_array_equal(found, wanted[pool][name], f"{pool} {split} {name}")
+        check_a_loop()
     print("explicit types")
+
+
+def check_a_loop() -> None:
+    """Behind a pool the type is what it was in front of the convolution, as it is in lax."""
+
+    def body(_: Any, x: Any) -> Any:
+        y = jax.nn.relu(lax.conv_general_dilated(x, kernel, (1, 1), "SAME", **NHWC))
+        return lax.reduce_window(y, -np.inf, lax.max, (1, 3, 3, 1), (1, 1, 1, 1), "SAME")
+
+    kernel = np.full((3, 3, 16, 16), 0.01, np.float32)
+    for split in (P("a"), P(None, "a"), P(None, None, "a")):
+        x = jax.device_put(np.ones((4, 8, 8, 16), np.float32), split)
+        loop = functools.partial(lax.fori_loop, 0, 2, body)
+        fast = jsc.jit_inference(lambda _, x: loop(x), ())  # noqa: B023
+        assert jax.typeof(fast(x)) == jax.typeof(jax.jit(loop)(x))
+        np.testing.assert_allclose(fast(x), jax.jit(loop)(x), rtol=1e-5)
 
 
 def check_shard_map() -> None:
