@@ -173,7 +173,7 @@ def get(name: str) -> Network:
     Raises:
       ValueError: a name that is not in `NETWORKS`, with the names that are.
     """
-    if name not in NETWORKS:
+    if not isinstance(name, str) or name not in NETWORKS:
         close = difflib.get_close_matches(str(name), NETWORKS, n=1)
         meant = f"; did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"network={name!r} is not one of {', '.join(NETWORKS)}{meant}")
@@ -189,9 +189,12 @@ def build(name: NetworkName, num_classes: int | None = None, **arguments: Any) -
       **arguments: those of the network's class; `rngs` is required.
 
     Raises:
+      TypeError: rngs that are None.
       ValueError: a name that is not in `NETWORKS`, with the names that are, or a num_classes that is no int of
         at least 1.
     """
+    if "rngs" in arguments and arguments["rngs"] is None:
+        raise TypeError("rngs=None is not what weights are drawn from; flax.nnx.Rngs(0) is")
     if num_classes is not None:
         check_positive("num_classes", num_classes)  # before large layers are made
     classes = () if num_classes is None else (num_classes,)

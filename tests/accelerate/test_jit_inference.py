@@ -144,3 +144,19 @@ def test_compiler_options_are_known_here() -> None:
     options = jsc.compiler_options()
     assert (options == {}) == (jax.default_backend() != "gpu")
     assert jax.jit(lambda x: x + 1, compiler_options=options)(1) == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "message"),
+    [
+        ("foo", ValueError, "static_argnames has 'foo', which the function does not take: w, x, twice"),
+        (("twice", "foo"), ValueError, "static_argnames has 'foo'"),
+        (3, TypeError, "static_argnames=3 is no name and no names"),
+    ],
+)
+def test_static_names_are_those_of_the_function(names: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        jsc.jit_inference(lambda w, x, twice=False: x, weights(), static_argnames=names)
+    assert jsc.jit_inference(lambda w, x, **flags: x, weights(), static_argnames="foo")(jnp.ones(2), foo=1).shape == (
+        2,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -61,6 +62,23 @@ def test_shapes_have_no_values() -> None:
     with pytest.raises(TypeError, match=r"kernel is a ShapeDtypeStruct, which has no values; jax\.eval_shape takes"):
         jsc.conv(x, jax.eval_shape(lambda: kernel))
     assert jax.eval_shape(jsc.conv, x, kernel).shape == (2, 8, 9, 8)
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda x, k: jsc.conv("a", k), "x='a'"),
+        (lambda x, k: jsc.conv(x, {}), "kernel={}"),
+        (lambda x, k: jsc.conv(x, k, residual="x"), "residual='x'"),
+        (lambda x, k: jsc.conv(np.array([None]), k), "x=array"),
+        (lambda x, k: jsc.dense(x, "k"), "kernel='k'"),
+        (lambda x, k: jsc.pack(None), "kernel=None"),
+        (lambda x, k: jsc.density("x"), "x='x'"),
+    ],
+)
+def test_what_is_no_array_is_named(call: Any, named: str) -> None:
+    with pytest.raises(TypeError, match=f"^{re.escape(named)}.* is no array, and none can be made of it"):
+        call(jnp.ones((1, 4, 4, 8)), jnp.ones((3, 3, 8, 8)))
 
 
 def test_dtypes_must_agree() -> None:

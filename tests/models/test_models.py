@@ -279,6 +279,11 @@ def test_errors_name_the_argument() -> None:
         models.build("tiny", rngs=nnx.Rngs(0))
 
 
+def test_weights_are_drawn_from_something() -> None:
+    with pytest.raises(TypeError, match="rngs=None is not what weights are drawn from"):
+        models.build("lenet5", rngs=None)
+
+
 def test_preprocess_follows_the_convention() -> None:
     images = np.random.default_rng(0).integers(0, 256, (2, 4, 5, 3), np.uint8)
     for convention in ("torchvision", "timm"):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import jax
@@ -84,8 +85,7 @@ class Inference(Generic[P, R_co]):
         static_argnames: str | Sequence[str] | None = None,
     ) -> None:
         self._function = function
-        names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames or ())
-        self._static_argnames = names
+        self._static_argnames = _static_names(function, static_argnames)
         self._leaves, self._tree, self._places = _weights_of(weights)
         self._entries: dict[Any, _Entry] = {}
         self._lock = threading.RLock()  # of new entries and new weights
@@ -263,6 +263,24 @@ class Inference(Generic[P, R_co]):
         return jax.tree.unflatten(program.results, hoist.evaluate(chained.every, *prepared, *arguments))
 
 
+def _static_names(function: Callable[..., Any], names: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The names of static arguments, each of which the function has."""
+    if names is None or (isinstance(names, Sequence) and not names):
+        return ()
+    found = (names,) if isinstance(names, str) else tuple(names) if isinstance(names, Iterable) else ()
+    if not found or not all(isinstance(name, str) for name in found):
+        raise TypeError(f"static_argnames={names!r} is no name and no names; it is as in jax.jit")
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of a function in C
+        return found
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    for name in () if takes_any else found:
+        if name not in parameters:
+            raise ValueError(f"static_argnames has {name!r}, which the function does not take: {', '.join(parameters)}")
+    return found
+
+
 def jit_inference(
     function: Callable[Concatenate[W, P], R_co], weights: W, *, static_argnames: str | Sequence[str] | None = None
 ) -> Inference[P, R_co]:
@@ -283,7 +301,8 @@ def jit_inference(
       An `Inference`, called with the arguments behind the weights. Each kind of arguments is compiled once.
 
     Raises:
-      TypeError: a function that cannot be called, or an nnx module.
+      TypeError: a function that cannot be called, an nnx module, or static_argnames that are no names.
+      ValueError: a static_argnames that the function does not take.
     """
     if not callable(function):
         raise TypeError(f"function={function!r} cannot be called")

@@ -13,7 +13,7 @@ from jax import lax
 
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.primitive.coo_star import CooStar
-from jax_sparse_conv._src.primitive.packing import PackedKernel
+from jax_sparse_conv._src.primitive.packing import PackedKernel, as_array
 from jax_sparse_conv._src.primitive.reference import ActivationName
 from jax_sparse_conv._src.problem.geometry import Padding, PoolKind
 
@@ -109,7 +109,7 @@ def _array(name: str, value: Any) -> jax.Array | CooStar | None:
         return value
     if isinstance(value, jax.ShapeDtypeStruct):
         raise TypeError(f"{name} is a ShapeDtypeStruct, which has no values; jax.eval_shape takes those")
-    array = jnp.asarray(value)
+    array = as_array(name, value)
     return lax.convert_element_type(array, array.dtype) if jax.typeof(array).weak_type else array
 
 

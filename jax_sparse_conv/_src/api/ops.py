@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any, Literal, Unpack, overload
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from jax_sparse_conv._src.api import run
@@ -39,7 +38,7 @@ from jax_sparse_conv._src.api.arguments import (
 )
 from jax_sparse_conv._src.primitive import explicit, max_pool, reference
 from jax_sparse_conv._src.primitive.coo_star import CooStar
-from jax_sparse_conv._src.primitive.packing import PackedKernel
+from jax_sparse_conv._src.primitive.packing import PackedKernel, as_array
 from jax_sparse_conv._src.primitive.reference import ActivationName
 from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem.geometry import Geometry, Padding, PoolKind
@@ -354,7 +353,7 @@ def density(x: jax.typing.ArrayLike, axis: int | tuple[int, ...] | None = None) 
     -0.0 counts as zero. NaN, infinities and subnormals count as non-zero, as in every kernel of this package and in
     `count_nonzeros`. The bits decide, because XLA takes a subnormal for zero on a CPU.
     """
-    return reference.density(jnp.asarray(x), axis)
+    return reference.density(as_array("x", x), axis)
 
 
 def _result_shape(operands: Operands, geometry: Geometry) -> tuple[int, ...]:

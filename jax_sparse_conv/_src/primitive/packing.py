@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import reprlib
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -125,6 +126,18 @@ export.register_pytree_node_serialization(
 )
 
 
+def as_array(name: str, value: Any) -> jax.Array:
+    """An argument as an array.
+
+    Raises:
+      TypeError: names the argument of which JAX makes none.
+    """
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name}={reprlib.repr(value)} is no array, and none can be made of it: {error}") from error
+
+
 def pack(kernel: jax.typing.ArrayLike | PackedKernel, *, feature_group_count: int = 1) -> PackedKernel:
     """The kernel with a copy of it in the order in which the CPU's kernels read weights, to be made once.
 
@@ -148,9 +161,10 @@ def pack(kernel: jax.typing.ArrayLike | PackedKernel, *, feature_group_count: in
       A `PackedKernel` for the `kernel` of `conv`, `conv_pool` or `dense`.
 
     Raises:
+      TypeError: a kernel that is no array.
       ValueError: a feature_group_count that is not an int of at least 1 or does not divide K.
     """
-    kernel = jnp.asarray(kernel)
+    kernel = as_array("kernel", kernel)
     feature_group_count = positive_int("feature_group_count", feature_group_count)
     if kernel.ndim and kernel.shape[-1] % feature_group_count:
         raise ValueError(f"feature_group_count={feature_group_count} does not divide K of kernel.shape={kernel.shape}")
