@@ -8,16 +8,14 @@ what it ran when the row was timed. Rows with a label stay, too, and those of co
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from unittest import mock
 
 from benchmarks.common import command, results, tables
+from benchmarks.common.as_on import as_on
 from benchmarks.suites.zoo import will_run
 from benchmarks.tune.xla_times import call_of
-from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.tune import raw_times
 
@@ -58,26 +56,8 @@ def device_of(folder: Path) -> Device:
 
 def current(rows: Sequence[tables.Row], device: Device) -> list[tables.Row]:
     """Rows whose kernel `None` takes on this GPU today."""
-    with _as_on(device):
-        return [row for row in rows if will_run(call_of(row["details"]), platform="cuda") == row["implementation"]]
-
-
-@contextlib.contextmanager
-def _as_on(device: Device) -> Iterator[None]:
-    """As if programs were lowered on this GPU by an installation that has all kernels."""
+    will_run.cache_clear()  # of what it found for another device
+    with as_on(device):
+        kept = [row for row in rows if will_run(call_of(row["details"]), platform="cuda") == row["implementation"]]
     will_run.cache_clear()
-    with contextlib.ExitStack() as stack:
-        for owner, name, value in (
-            (devices, "current", lambda: device),
-            (devices, "known", lambda: device),
-            (devices, "default_platform", lambda: "gpu"),
-            (devices, "ordinals", lambda _: [0]),
-            (Device, "of", lambda _: device),
-            (_native, "why_missing", lambda *_: None),
-            (_native, "workspace_bytes", lambda *_: 0),
-            (_native, "dense_layers_bytes", lambda *_: 1024),
-            (_native, "has_warpgroups", lambda: True),
-        ):
-            stack.enter_context(mock.patch.object(owner, name, value))
-        yield
-    will_run.cache_clear()
+    return kept

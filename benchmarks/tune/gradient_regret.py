@@ -20,8 +20,8 @@ import jax
 from jax import lax
 
 from benchmarks.common import command
+from benchmarks.common.as_on import as_on
 from benchmarks.common.losing import is_loss
-from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.devices import Cpu
 from jax_sparse_conv._src.dispatch import gradient_table, table
 from jax_sparse_conv._src.dispatch.gradient_table import Machine, Row
@@ -78,7 +78,7 @@ def _chosen(entry: Entry, way: str, rows: Sequence[Row], machine: Machine) -> st
         row = row if row is not None and row.is_clear else None
     ours = [name for name in entry.times if name != measure.XLA]
     fastest = min(ours, key=lambda name: entry.times[name])
-    with _as_on(machine):
+    with contextlib.nullcontext() if isinstance(machine, Cpu) else as_on(machine):
         if not (_rules_take(entry, machine) if row is None else row.is_ours):
             return measure.XLA
         if isinstance(machine, Cpu) or not entry.by_kernel:
@@ -97,15 +97,3 @@ def _rules_take(entry: Entry, machine: Machine) -> bool:
     rules: Any = cpu_gradient if isinstance(machine, Cpu) else gpu_gradient
     with mock.patch.multiple(gradient_table, on_cpu=lambda *_: None, on_gpu=lambda *_: None):
         return bool(rules.takes(other, cotangent, config, like, entry.by_kernel))
-
-
-@contextlib.contextmanager
-def _as_on(machine: Machine) -> Iterator[None]:
-    """As on this GPU, by an installation that has all kernels."""
-    if isinstance(machine, Cpu):
-        yield
-        return
-    here = mock.patch.multiple(devices, current=lambda: machine, known=lambda: machine)
-    built = mock.patch.multiple(_native, has_warpgroups=lambda: True, why_missing=lambda *_: None)
-    with here, built:
-        yield

@@ -12,17 +12,15 @@ Where the chosen tile was not timed, the fastest of its family stands for it.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
-from unittest import mock
 
 from benchmarks.common import command, losing
-from jax_sparse_conv._src import _native, devices
+from benchmarks.common.as_on import as_on
 from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.dispatch import choice, table
 from jax_sparse_conv._src.dispatch.planner import Candidate
@@ -108,7 +106,7 @@ def _of_devices(files: Sequence[Path]) -> Mapping[Device, Times]:
 
 def _by_kind(device: Device, times: Times, way: Way) -> Mapping[str, Mapping[Key, Outcome]]:
     found: dict[str, dict[Key, Outcome]] = collections.defaultdict(dict)
-    with _as_on(device):
+    with as_on(device):
         for key, of_key in times.items():
             outcome = _outcome(of_key, way(key, device))
             if outcome is not None:
@@ -123,14 +121,6 @@ def _outcome(times: Mapping[str, float], candidate: Candidate | None) -> Outcome
         return None
     us = times.get(name, min(of_family))
     return Outcome(us / min(times.values()), times[measure.XLA] / us, name)
-
-
-@contextlib.contextmanager
-def _as_on(device: Device) -> Iterator[None]:
-    """As on this GPU, by an installation that has all kernels."""
-    here = mock.patch.multiple(devices, current=lambda: device, known=lambda: device)
-    with here, mock.patch.object(_native, "has_warpgroups", return_value=True):
-        yield
 
 
 # --- ways to choose --------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ import jax
 from flax import nnx
 
 from benchmarks.common import zoo_layers
+from benchmarks.common.as_on import as_on
 from jax_sparse_conv import _cpu, models
 from jax_sparse_conv._src import _native, devices, typed_json
 from jax_sparse_conv._src.devices import Device
@@ -74,25 +75,6 @@ def text_of(platform: str, kind: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-@contextlib.contextmanager
-def pretended(gpu: Device) -> Iterator[None]:
-    """As if programs were lowered for this GPU by an installation that has all kernels."""
-    with contextlib.ExitStack() as stack:
-        for owner, name, value in (
-            (devices, "current", lambda: gpu),
-            (devices, "known", lambda: gpu),
-            (devices, "default_platform", lambda: "gpu"),
-            (devices, "ordinals", lambda _: [0]),
-            (Device, "of", lambda _: gpu),
-            (_native, "why_missing", lambda *_: None),
-            (_native, "workspace_bytes", lambda *_: 0),
-            (_native, "dense_layers_bytes", lambda *_: 1024),
-            (_native, "has_warpgroups", lambda: True),
-        ):
-            stack.enter_context(mock.patch.object(owner, name, value))
-        yield
-
-
 # --- layers ----------------------------------------------------------------------------------------------------------
 
 
@@ -109,7 +91,7 @@ def traced_calls(names: Sequence[str]) -> list[Call]:
 
 def _layers(platform: str, kind: str) -> Iterator[str]:
     dtype, precision = KINDS[kind]
-    with _with_pairs() if platform == "cpu" else pretended(GPUS[platform]):
+    with _with_pairs() if platform == "cpu" else as_on(GPUS[platform]):
         for call in calls():
             config, x, kernel, _ = bound(dataclasses.replace(call, dtype=dtype, precision=precision))
             on = "cpu" if platform == "cpu" else "cuda"
@@ -197,7 +179,7 @@ def _targets(name: str, batch: int, platform: str, kind: str) -> Iterator[str]:
     typed = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), state)
     size, channels = models.NETWORKS[name].input_size, 1 if name == "lenet5" else 3
     images = jax.ShapeDtypeStruct((batch, size, size, channels), dtype)
-    with pretended(GPUS[platform]):
+    with as_on(GPUS[platform]):
         text = jax.jit(run).trace(typed, images).lower(lowering_platforms=("cuda",)).as_text()
     found: dict[str, int] = {}
     for target, attributes in re.findall(r"custom_call @(jsc_\w+)\(.*?(\{.*)", text):

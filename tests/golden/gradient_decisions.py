@@ -12,6 +12,7 @@ from typing import Any
 
 import decisions
 
+from benchmarks.common.as_on import as_on
 from jax_sparse_conv._src.dispatch import gradient_table
 from jax_sparse_conv._src.dispatch.planner import Layer
 from jax_sparse_conv._src.layers.calls import Call
@@ -24,7 +25,7 @@ FILES = {"gradients_cpu.txt": "cpu", "gradients_h200.txt": "h200", "gradients_h1
 
 def text_of(platform: str) -> str:
     """The content of a file: by x and by the kernel, in batches of 1, 8, 32 and 128."""
-    with decisions._with_pairs() if platform == "cpu" else decisions.pretended(decisions.GPUS[platform]):
+    with decisions._with_pairs() if platform == "cpu" else as_on(decisions.GPUS[platform]):
         return "\n".join(_lines(platform)) + "\n"
 
 

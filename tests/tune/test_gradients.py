@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from platforms import PLATFORM, on_a_gpu
 
+from benchmarks.common.as_on import as_on
 from benchmarks.tune import gradient_regret
 from jax_sparse_conv import __main__
 from jax_sparse_conv._src import _native, devices
@@ -173,7 +174,7 @@ def test_regret_of_given_times(tmp_path: Path, capsys: pytest.CaptureFixture[str
     run = {"gpu": dataclasses.asdict(device)}
     sizes = [(images, 56, 56, 64, 3, 3, 64, 1, 1, 1, 1, 1, 1, 1, 1, 1) for images in (32, 30)]
     keys = [gradient_table.Key(each, gradient_table.GPU_KIND, False) for each in sizes]
-    with gradient_regret._as_on(device):
+    with as_on(device):
         plans = [key.layer.kernel_gradients(device, 2) for key in keys]
     names = [[gradients.name_of(plan.tile) for plan in each] for each in plans]
     entries = [
