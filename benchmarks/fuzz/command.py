@@ -10,7 +10,7 @@ the implementation, dtype, sizes, strides, padding, dilation, groups, what is ad
 x, and a transform: vmap, grad, jacfwd or none. Some calls and gradients are split over a mesh of two or four devices,
 by images, rows, columns or channels; on a CPU each process has four. Values have no NaN and no infinities. Case N of a
 seed is the same everywhere. With `--values` so many cases in a row are one call with other values and zeros, which one
-compiled program takes; a row of the file has its number of programs.
+compiled program takes; a row of the file says how many.
 
 Each element must be within its own bound: float32 additions in some order, and the roundings to the dtype. The norm of
 all errors must be as the package's tests have it. Cases run in a process of their own, and one that ends or hangs it is

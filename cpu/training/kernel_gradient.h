@@ -7,9 +7,9 @@
 //   of the cotangent for each multiply-add. It is loops/scatter_kernel.h the other way round: there weights are
 //   registers and sums are memory.
 // Layout: the cotangent of a tile is copied for each block of output channels, [places, block], with negative zeros
-//   where it has no results. A tile of x with infinities or NaN skips those, which lead to no result. So no bounds are
-//   checked, and places of a tap lie a fixed distance apart. Neighbouring entries read
-//   neighbouring places, so as many rows as the kernel has are in L1.
+//   where it has no results. So no bounds are checked, and places of a tap lie a fixed distance apart. A tile of x with
+//   infinities or NaN leaves places without a result out. Neighbouring entries read neighbouring places, so as many
+//   rows as the kernel has are in L1.
 // Strides: pixels of one phase (their place modulo the stride) meet the same taps. A phase has lists of its own; one
 //   without taps is not read.
 // Order of each sum: a tile's pixels from 0 on, then the tiles of a chunk (core/simd.h, AddTo). It does not depend on
@@ -97,7 +97,7 @@ struct GradientBuffers {
   Entry<A>* entries;   // [channels, capacity]: of one phase after the other
   int64_t* ends;       // [phases + 1, channels]
   A* places;           // [tile places, block]
-  A of_values;         // 0, or NaN where a non-zero of the tile is not finite
+  A times_zero;        // the sum of a tile's non-zeros times zero: NaN where one is not finite
   int64_t bytes;
 };
 
@@ -181,7 +181,7 @@ void ListPhaseRow(const KernelGradientTask& task, const GradientShape& s, const 
     const int64_t channel = keys[i] & 0xffffu;
     const auto offset = static_cast<uint32_t>((first + (keys[i] >> 16)) * place_bytes);
     entries[channel * capacity + ends[channel]++] = {values[i], offset};
-    b.of_values += values[i] * A{0};
+    b.times_zero += values[i] * A{0};
   }
 }
 
@@ -189,7 +189,7 @@ template <typename T, typename A>
 void ListTileByChannel(const KernelGradientTask& task, const GradientShape& s, int64_t images, GradientBuffers<A>& b) {
   const ConvArgs& a = task.call->args;
   const int64_t channels = task.channel_end - task.channel_begin;
-  b.of_values = A{0};
+  b.times_zero = A{0};
   for (int64_t c = 0; c < channels; ++c) b.ends[c] = 0;
   for (int64_t i = 0; i < s.phases; ++i) {
     int64_t* ends = b.ends + (i + 1) * channels;
@@ -331,7 +331,7 @@ void AddBlock(const KernelGradientTask& task, const GradientShape& s, int64_t k,
       for (int64_t tap = 0; tap < b.phases[i].taps; tap += kMostTaps) {
         const PhaseTap* first = b.taps + b.phases[i].first_tap + tap;
         const int64_t taps = Min(kMostTaps, b.phases[i].taps - tap);
-        const auto sum = b.of_values == 0 ? SumTaps<A> : SumTapsWithResults<A>;
+        const auto sum = b.times_zero == 0 ? SumTaps<A> : SumTapsWithResults<A>;
         sum(taps, entries + begins[c], entries + begins[c + channels], first, b.places, s.block, sums);
         for (int64_t t = 0; t < taps; ++t) {
           A* out = GradientAt<A>(task, first[t].tap, task.channel_begin + c) + k;

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_sparse_conv._src.api.arguments import check_positive
+from jax_sparse_conv._src.problem.arrays import as_array
 from jax_sparse_conv.models import alexnets, densenet, inception, lenet, regnet, resnet, squeezenet, vgg
 from jax_sparse_conv.models.layers import ConvNet
 
@@ -118,7 +119,7 @@ def normalised(
 
 
 def _checked(images: jax.typing.ArrayLike, convention: str) -> jax.Array:
-    array = jnp.asarray(images)
+    array = as_array("images", images)
     if array.ndim != 4 or array.shape[3] != 3 or array.dtype != jnp.uint8:
         raise ValueError(f"images are {array.dtype}{list(array.shape)}; they must be uint8 [N, H, W, 3]")
     if convention not in CONVENTIONS:

@@ -74,6 +74,10 @@ def test_shapes_have_no_values() -> None:
         (lambda x, k: jsc.dense(x, "k"), "kernel='k'"),
         (lambda x, k: jsc.pack(None), "kernel=None"),
         (lambda x, k: jsc.density("x"), "x='x'"),
+        (lambda x, k: jsc.conv(x, k, implementation="adaptive", nonzeros="n"), "nonzeros='n'"),
+        (lambda x, k: jsc.CooStar.fromdense(None), "x=None"),
+        (lambda x, k: jsc.ECR.fromdense(None, 3), "x=None"),
+        (lambda x, k: jsc.models.preprocess(None), "images=None"),
     ],
 )
 def test_what_is_no_array_is_named(call: Any, named: str) -> None:

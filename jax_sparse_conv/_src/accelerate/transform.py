@@ -91,7 +91,8 @@ def accelerate(function: Callable[P, R_co]) -> Accelerated[P, R_co]:
       ValueError: when called, if it writes into a variable that its arguments hold several times, such as tied weights.
 
     Warns:
-      UserWarning: when called, if there is no convolution or dense layer to rewrite.
+      UserWarning: when called, if there is no convolution or dense layer to rewrite, or if arguments are references or
+        have types that say how they are split; then the function runs as it is.
     """
     if not callable(function):
         raise TypeError(f"function={function!r} cannot be called")

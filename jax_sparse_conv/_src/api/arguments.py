@@ -13,8 +13,9 @@ from jax import lax
 
 from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.primitive.coo_star import CooStar
-from jax_sparse_conv._src.primitive.packing import PackedKernel, as_array
+from jax_sparse_conv._src.primitive.packing import PackedKernel
 from jax_sparse_conv._src.primitive.reference import ActivationName
+from jax_sparse_conv._src.problem.arrays import as_array
 from jax_sparse_conv._src.problem.geometry import Padding, PoolKind
 
 ConvImplementation: TypeAlias = Literal["xla", "ecr", "coo", "direct", "adaptive"]

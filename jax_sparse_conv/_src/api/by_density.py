@@ -15,6 +15,7 @@ from jax_sparse_conv._src.api.arguments import Operands, canonical_activation, c
 from jax_sparse_conv._src.primitive import counting, sampling
 from jax_sparse_conv._src.primitive.coo_star import CooStar
 from jax_sparse_conv._src.problem import geometry as geo
+from jax_sparse_conv._src.problem.arrays import as_array
 
 Step = tuple[float, str]
 """Up to which density of x an implementation runs."""
@@ -24,12 +25,12 @@ def nonzeros_of(x: Any) -> jax.Array:
     """Counts of x, an array or a `CooStar`: of its lists, or of a sample of the array."""
     if isinstance(x, CooStar):
         return sampling.nonzeros_of_counts(x.counts, x.shape)
-    return counting.counted(jnp.asarray(x))
+    return counting.counted(as_array("x", x))
 
 
 def checked_nonzeros(nonzeros: Any) -> jax.Array:
     """Counts that the caller gives, as an array; errors as of `check_nonzeros`."""
-    counts = jnp.asarray(nonzeros)
+    counts = as_array("nonzeros", nonzeros)
     check_nonzeros(counts, None)
     return counts
 

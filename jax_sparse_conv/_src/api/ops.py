@@ -38,9 +38,10 @@ from jax_sparse_conv._src.api.arguments import (
 )
 from jax_sparse_conv._src.primitive import explicit, max_pool, reference
 from jax_sparse_conv._src.primitive.coo_star import CooStar
-from jax_sparse_conv._src.primitive.packing import PackedKernel, as_array
+from jax_sparse_conv._src.primitive.packing import PackedKernel
 from jax_sparse_conv._src.primitive.reference import ActivationName
 from jax_sparse_conv._src.problem import geometry as geo
+from jax_sparse_conv._src.problem.arrays import as_array
 from jax_sparse_conv._src.problem.geometry import Geometry, Padding, PoolKind
 
 __all__ = [

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 from jax_sparse_conv._src import typed_json
 from jax_sparse_conv._src.primitive import explicit, primitives
 from jax_sparse_conv._src.problem import described
+from jax_sparse_conv._src.problem.arrays import as_array
 from jax_sparse_conv._src.problem.geometry import Geometry, Pair
 
 _MAX_INT32 = 2**31 - 1
@@ -117,7 +118,7 @@ class Compressed(abc.ABC):
 
     def _convolve(self, kernel: jax.typing.ArrayLike) -> jax.Array:
         """Algorithm 2 of the paper for K output channels: slot after slot, values[s] * kernel[indices[s]]."""
-        kernel = jnp.asarray(kernel)
+        kernel = as_array("kernel", kernel)
         expected = (*self.kernel_size, self.channels)
         if kernel.ndim != 4 or kernel.shape[:3] != expected:
             raise ValueError(f"kernel.shape={kernel.shape} must be {expected} and the output channels, [kh, kw, C, K]")

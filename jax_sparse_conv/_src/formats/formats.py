@@ -28,6 +28,7 @@ from jax_sparse_conv._src.layers import layers
 from jax_sparse_conv._src.primitive import reference
 from jax_sparse_conv._src.primitive.reference import ActivationName
 from jax_sparse_conv._src.problem import geometry as geo
+from jax_sparse_conv._src.problem.arrays import as_array
 from jax_sparse_conv._src.problem.geometry import Geometry, Padding, Pair
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -222,7 +223,7 @@ def _resolve(
     padding: Padding,
     kernel_dilation: int | Sequence[int],
 ) -> tuple[jax.Array, Pair, Geometry]:
-    x = jnp.asarray(x)
+    x = as_array("x", x)
     if str(x.dtype) not in _DTYPES:
         raise TypeError(f"x.dtype={x.dtype} is not one of {', '.join(_DTYPES)}")
     size = geo.pair("kernel_size", kernel_size)

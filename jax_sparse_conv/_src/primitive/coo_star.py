@@ -30,6 +30,7 @@ from jax_sparse_conv._src.dispatch.coo import configurations, cost_model
 from jax_sparse_conv._src.primitive import explicit, reference
 from jax_sparse_conv._src.problem import described
 from jax_sparse_conv._src.problem import geometry as geo
+from jax_sparse_conv._src.problem.arrays import as_array
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 _MAX_POSITIONS = 2**16
@@ -97,7 +98,7 @@ class CooStar:
           ValueError: an x of another rank, a tile that does not fit, or a convolution that COO* does not compute.
           TypeError: another dtype.
         """
-        x = jnp.asarray(x)
+        x = as_array("x", x)
         if str(x.dtype) not in _DTYPES:
             raise TypeError(f"x.dtype={x.dtype} is not one of {', '.join(_DTYPES)}")
         if x.ndim != 4:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import reprlib
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -29,6 +28,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.problem import described
+from jax_sparse_conv._src.problem.arrays import as_array
 from jax_sparse_conv._src.problem.geometry import Geometry, positive_int
 
 _MAX_BLOCK = 128
@@ -124,18 +124,6 @@ export.register_pytree_node_serialization(
     serialize_auxdata=lambda groups: str(groups[0]).encode(),
     deserialize_auxdata=lambda text: (int(text),),
 )
-
-
-def as_array(name: str, value: Any) -> jax.Array:
-    """An argument as an array.
-
-    Raises:
-      TypeError: names the argument of which JAX makes none.
-    """
-    try:
-        return jnp.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name}={reprlib.repr(value)} is no array, and none can be made of it: {error}") from error
 
 
 def pack(kernel: jax.typing.ArrayLike | PackedKernel, *, feature_group_count: int = 1) -> PackedKernel:
