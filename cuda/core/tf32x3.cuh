@@ -3,7 +3,6 @@
 #ifndef JSC_CUDA_CORE_TF32X3_CUH_
 #define JSC_CUDA_CORE_TF32X3_CUH_
 
-#include "cuda/core/truncation.cuh"
 #include "cuda/core/wgmma.cuh"
 
 namespace jsc {

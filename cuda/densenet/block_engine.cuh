@@ -3,7 +3,6 @@
 #ifndef JSC_CUDA_DENSENET_BLOCK_ENGINE_CUH_
 #define JSC_CUDA_DENSENET_BLOCK_ENGINE_CUH_
 
-#include "cuda/core/truncation.cuh"
 #include "cuda/dense_conv/mma/engine.cuh"
 #include "cuda/densenet/block_shape.cuh"
 

@@ -24,6 +24,7 @@
 
 #include "cuda/core/cluster_sums.cuh"
 #include "cuda/core/epilogue.cuh"
+#include "cuda/core/truncation.cuh"
 #include "cuda/densenet/block_copies.cuh"
 #include "cuda/densenet/block_engine.cuh"
 

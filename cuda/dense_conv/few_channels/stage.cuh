@@ -4,7 +4,6 @@
 #define JSC_CUDA_DENSE_CONV_FEW_CHANNELS_STAGE_CUH_
 
 #include "cuda/core/copies.cuh"
-#include "cuda/core/truncation.cuh"
 #include "cuda/dense_conv/few_channels/task.cuh"
 #include "cuda/dense_conv/mma/engine.cuh"
 

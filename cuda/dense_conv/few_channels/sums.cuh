@@ -6,6 +6,7 @@
 #ifndef JSC_CUDA_DENSE_CONV_FEW_CHANNELS_SUMS_CUH_
 #define JSC_CUDA_DENSE_CONV_FEW_CHANNELS_SUMS_CUH_
 
+#include "cuda/core/truncation.cuh"
 #include "cuda/dense_conv/few_channels/stage.cuh"
 
 namespace jsc {

@@ -25,6 +25,7 @@
 
 #include "cuda/core/low_parts.cuh"
 #include "cuda/core/tf32x3.cuh"
+#include "cuda/core/truncation.cuh"
 #include "cuda/dense_conv/wgmma/steps.cuh"
 
 namespace jsc {
