@@ -22,7 +22,7 @@ from jax_sparse_conv._src.api.arguments import Activation, DenseImplementation
 from jax_sparse_conv._src.layers import layer_calls, layers
 from jax_sparse_conv._src.primitive import packing
 from jax_sparse_conv._src.primitive.coo_star import CooStar
-from jax_sparse_conv._src.problem.geometry import Padding
+from jax_sparse_conv._src.problem.geometry import Padding, positive_int
 
 __all__ = ["SparseConv", "SparseConvPool", "SparseDense", "sparse_layers"]
 
@@ -254,6 +254,7 @@ def _only_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _conv_operands(layer: Any, inputs: Any) -> Promoted:
     channels = _shape(inputs)[-1]
+    positive_int("feature_group_count", layer.feature_group_count)
     if channels % layer.feature_group_count:
         raise ValueError(
             f"feature_group_count={layer.feature_group_count} does not divide the C={channels} input channels of "

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from jax_sparse_conv._src.problem.arrays import as_path
 from jax_sparse_conv.models import names as rules
 from jax_sparse_conv.models.chain import Chain
 from jax_sparse_conv.models.layers import ConvNet, is_folded
@@ -54,6 +55,7 @@ def load_weights(model: ConvNet, path: str | os.PathLike[str], *, partial: bool 
       partial: load what is there and report what is missing and what is ignored, instead of raising.
 
     Raises:
+      TypeError: a path that is none.
       FileNotFoundError: no such file.
       IsADirectoryError: a folder.
       ValueError: not a safetensors file, names of no known convention, two names of one tensor, or batch norms that
@@ -61,7 +63,7 @@ def load_weights(model: ConvNet, path: str | os.PathLike[str], *, partial: bool 
         The network is unchanged then.
       ImportError: safetensors is not installed.
     """
-    path = Path(path)
+    path = as_path("path", path)
     if is_folded(model):
         raise ValueError("the network's batch norms are folded; load weights before fold_batch_norm")
     with _open(path) as file:

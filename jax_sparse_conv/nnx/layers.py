@@ -18,7 +18,7 @@ from jax_sparse_conv._src.api.arguments import (
 from jax_sparse_conv._src.layers import layer_calls, layers, packed_params
 from jax_sparse_conv._src.primitive import packing
 from jax_sparse_conv._src.primitive.coo_star import CooStar
-from jax_sparse_conv._src.problem.geometry import Padding, PoolKind
+from jax_sparse_conv._src.problem.geometry import Padding, PoolKind, positive_int
 
 
 class SparseConv(nnx.Conv):
@@ -37,7 +37,7 @@ class SparseConv(nnx.Conv):
       **conv_arguments: `nnx.Conv`'s other arguments, `rngs` among them.
 
     Raises:
-      ValueError: an unknown activation or implementation.
+      ValueError: an unknown activation or implementation, or a feature_group_count that is not an int of at least 1.
     """
 
     implementations: ClassVar[tuple[str, ...]] = ops.CONV_IMPLEMENTATIONS
@@ -56,6 +56,7 @@ class SparseConv(nnx.Conv):
         **conv_arguments: Any,
     ) -> None:
         layers.check_arguments(activation, implementation, self.implementations)
+        positive_int("feature_group_count", conv_arguments.get("feature_group_count", 1))
         super().__init__(in_features, out_features, kernel_size, strides, **conv_arguments)
         self.activation = activation
         self.implementation = implementation

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -56,6 +59,9 @@ FUNCTIONS: dict[str, Callable[[dict[str, Any], jax.Array], Any]] = {
     ),
     "a layer of weights": lambda w, x: (
         jax.nn.relu(conv(w["kernel"][..., :4], w["kernel"])).sum() + conv(x, w["kernel"])
+    ),
+    "strides beyond 31 bits": lambda w, x: lax.conv_general_dilated(
+        x, w["kernel"], (2**31, 2**32), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
     ),
     "windows that are all padding": lambda w, x: jax.nn.relu(
         lax.reduce_window(
@@ -183,3 +189,15 @@ def test_what_xla_was_asked_to_run_stays(inside: bool) -> None:
     assert program.count("stablehlo.convolution") >= 1
     assert "stablehlo.dot_general" in program
     np.testing.assert_allclose(predict(x), function((kernels, matrix), x), rtol=1e-4, atol=1e-5)
+
+
+def branching(w: jax.Array, x: jax.Array) -> jax.Array:
+    return conv(x, w) if x.sum() > 0 else x
+
+
+@pytest.mark.parametrize("function", [branching, functools.partial(branching), jax.jit(branching)])
+def test_errors_of_a_trace_name_the_function(function: Callable[..., jax.Array]) -> None:
+    named = rf"the function branching at .*{re.escape(Path(__file__).name)}.*the value of the argument x"
+    for call in (lambda: jsc.accelerate(function)(KERNEL, X), lambda: jsc.jit_inference(function, KERNEL)(X)):
+        with pytest.raises(jax.errors.TracerBoolConversionError, match=re.compile(named, re.DOTALL)):
+            call()

@@ -138,6 +138,23 @@ def test_density() -> None:
     np.testing.assert_array_equal(jsc.density(x[:, :3], axis=0), [0.5, 0.5, 1.0])
     assert jsc.density(x[0]) == 0.5
     assert jsc.density(jnp.asarray([[0, 3], [1, 0]])) == 0.5
+    np.testing.assert_array_equal(jsc.density(x[:, :2], axis=(-1,)), [0.0, 1.0])
+    assert jsc.density(jnp.float32(3), axis=()) == 1
+
+
+@pytest.mark.parametrize("axis", [7, -3, (0, 0), (0, -2), "a", 1.0, (0, 1.0), True])
+def test_an_axis_that_there_is_not_is_named(axis: Any) -> None:
+    wanted = f"axis={axis!r} is not an int or a tuple of different ints of -2 to 1, the axes of x.shape=(2, 4)"
+    with pytest.raises(ValueError, match=f"^{re.escape(wanted)}$"):
+        jsc.density(jnp.ones((2, 4)), axis=axis)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (3, 8, 8), (3, 3, 3, 8, 8)])
+def test_a_kernel_of_other_axes_is_not_packed(shape: tuple[int, ...]) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^kernel.shape={re.escape(str(shape))} has {len(shape)} dimensions; a kernel"
+    ):
+        jsc.pack(jnp.ones(shape))
 
 
 def test_conv_general_dilated_is_lax_where_conv_applies() -> None:
@@ -163,6 +180,7 @@ def test_conv_general_dilated_is_lax_where_conv_applies() -> None:
         ({"dimension_numbers": None}, r"dimension_numbers=None is not"),
         ({"preferred_element_type": jnp.float32}, r"preferred_element_type=.* is not lhs's dtype"),
         ({"batch_group_count": 2}, r"batch_group_count=2 is not 1"),
+        ({"window_strides": (2**31, 1)}, r"its padding, dilation or strides reach 2147483648 pixels, beyond 2\*\*31"),
     ],
 )
 def test_conv_general_dilated_steps_aside_or_says_why_not(arguments: dict[str, Any], sentence: str) -> None:

@@ -35,6 +35,7 @@ CASES: dict[str, tuple[Any, Any, Any, Pads, Any]] = {
     "1x1 stride 2": ((8, 7, 8, 16), (1, 1, 16, 64), (2, 2), ((0, 0), (0, 0)), (1, 1)),
     "1x1 padded": ((8, 7, 8, 16), (1, 1, 16, 64), (1, 1), ((1, 0), (0, 2)), (1, 1)),
     "7x1": ((8, 14, 5, 16), (7, 1, 16, 32), (1, 1), ((3, 3), (0, 0)), (1, 1)),
+    "3x3 stride 2, an end unread": ((8, 10, 10, 16), (3, 3, 16, 32), (2, 2), ((0, 0), (0, 0)), (1, 1)),
     "cropped": ((8, 14, 9, 16), (3, 3, 16, 32), (1, 1), ((-2, 1), (0, -3)), (1, 1)),
 }
 # and for the gradient of the kernel alone: several blocks of channels, of taps and of columns, and of many steps
@@ -159,6 +160,17 @@ def test_extremes_of_kernel(case: str, value: float) -> None:
         assert np.array_equal(found[~finite], wanted[~finite], equal_nan=True)
         scale = np.abs(wanted[finite]).max(initial=1e-30)
         assert np.abs(found[finite] - wanted[finite]).max(initial=0) <= 2e-6 * scale
+
+
+@pytest.mark.skipif(PLATFORM != "cuda", reason="these kernels are for a GPU")
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize("case", ["cropped", "1x1 stride 2", "3x3 stride 2, an end unread"])
+def test_what_no_window_reads_is_in_no_sum(case: str, value: float) -> None:
+    x, kernel, cotangent, config = operands(case)
+    unread = np.s_[:, 1, :] if case == "1x1 stride 2" else np.s_[:, :, -1] if case != "cropped" else np.s_[:, :2]
+    wanted = exact(case, x.at[unread].set(0), kernel, cotangent)[1]
+    found = of_kernel(x.at[unread].set(value), cotangent, kernel, config)[0]
+    assert relative_error(found, wanted) < 1e-6
 
 
 @pytest.mark.skipif(PLATFORM != "cuda", reason="these kernels are for a GPU")

@@ -154,6 +154,9 @@ def test_bad_arguments() -> None:
         SparseConv(4, (3, 3), padding="CIRCULAR", implementation="ecr").init(jax.random.key(0), x)
     with pytest.raises(ValueError, match="feature_group_count=2 does not divide the C=3"):
         SparseConv(4, (3, 3), feature_group_count=2).init(jax.random.key(0), x)
+    for groups in (0, -1, 1.5):
+        with pytest.raises(ValueError, match=rf"feature_group_count={groups} is not an int of 1 to 2\*\*31 - 1"):
+            SparseConv(4, (3, 3), feature_group_count=groups).init(jax.random.key(0), x)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [SparseConv, SparseConvPool])

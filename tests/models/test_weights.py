@@ -117,6 +117,8 @@ def test_stored_dtype_becomes_the_parameter_dtype(stored: Any, param_dtype: Any,
 def test_a_file_that_is_not_there_or_not_one(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"there is no weights file .*none\.safetensors"):
         models.load_weights(small_vgg(), tmp_path / "none.safetensors")
+    with pytest.raises(TypeError, match=r"path=None is no path; a str or an os\.PathLike of one is"):
+        models.load_weights(small_vgg(), None)  # type: ignore[arg-type]
     with pytest.raises(IsADirectoryError, match="is a folder, not a weights file"):
         models.load_weights(small_vgg(), tmp_path)
     (tmp_path / "text").write_text("not weights at all")

@@ -240,6 +240,9 @@ def test_bad_arguments() -> None:
         SparseLinear(3, 4, implementation="fast", rngs=rngs)
     with pytest.raises(ValueError, match="kernel_size=3 is not two ints"):
         SparseConvPool(3, 4, 3, rngs=rngs)
+    for groups in (0, -1, "a"):
+        with pytest.raises(ValueError, match=rf"feature_group_count={groups!r} is not an int of 1 to 2\*\*31 - 1"):
+            SparseConv(3, 4, (3, 3), feature_group_count=groups, rngs=rngs)
     with pytest.raises(ValueError, match="pool='min' is not one of"):
         SparseConvPool(3, 4, (3, 3), pool="min", rngs=rngs)
     with pytest.raises(ValueError, match="window_shape=0"):

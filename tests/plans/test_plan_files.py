@@ -24,6 +24,12 @@ def test_a_file_with_an_unknown_implementation_is_no_plan(tmp_path: Path) -> Non
         jsc.Plan.load(tmp_path / "plan.json")
 
 
+def test_a_path_is_named() -> None:
+    for use in (jsc.Plan.load, calibrated().save):
+        with pytest.raises(TypeError, match=r"path=None is no path; a str or an os\.PathLike of one is"):
+            use(None)
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [

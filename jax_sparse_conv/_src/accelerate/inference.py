@@ -24,6 +24,7 @@ from jax_sparse_conv._src.accelerate.hoist import Split
 from jax_sparse_conv._src.accelerate.report import Report, report_of
 from jax_sparse_conv._src.accelerate.transform import Program
 from jax_sparse_conv._src.api.exports import export_checks
+from jax_sparse_conv._src.fusion.jaxprs import named_like
 from jax_sparse_conv._src.primitive import jax_internals
 
 P = ParamSpec("P")
@@ -206,6 +207,7 @@ class Inference(Generic[P, R_co]):
     def _made(self, tree: Any, types: Sequence[Any], static: Mapping[str, Any]) -> _Entry:
         count = len(self._places)
 
+        @named_like(self._function)
         def flat(*arrays: Any) -> Any:
             leaves = list(self._leaves)
             for place, array in zip(self._places, arrays[:count], strict=True):

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 import jax
 from flax import nnx
 
+from jax_sparse_conv._src.fusion.jaxprs import named_like
+
 Written: TypeAlias = Mapping[int, Any]
 """Values by the number of their variable among those of the arguments."""
 
@@ -19,6 +21,7 @@ Written: TypeAlias = Mapping[int, Any]
 def with_written(function: Callable[..., Any]) -> Callable[..., tuple[Any, Written]]:
     """The function with what it wrote beside its result."""
 
+    @named_like(function)
     def both(*args: Any, **kwargs: Any) -> tuple[Any, Written]:
         found = _variables(args, kwargs)
         given = [variable.get_raw_value() for variable in found]

@@ -347,6 +347,8 @@ def _why_no_conv(equation: Any) -> str | None:
         return f"there are no kernels for x of {x.dtype} with a kernel of {kernel.dtype}"
     if geo.is_symbolic(*kernel.shape, *(x.shape[axis] for axis in params["dimension_numbers"].lhs_spec[1:])):
         return UNKNOWN_SIZES
+    if reason := geo.too_far(params["window_strides"], params["padding"], params["rhs_dilation"]):
+        return reason
     return f"there is nothing to compute of {x.shape} and {kernel.shape}" if 0 in (*x.shape, *kernel.shape) else None
 
 

@@ -12,7 +12,7 @@ from jax import lax
 
 from jax_sparse_conv._src.api import ops
 from jax_sparse_conv._src.api.arguments import CONV_IMPLEMENTATIONS, ConvImplementation, check_implementation
-from jax_sparse_conv._src.problem.geometry import pair
+from jax_sparse_conv._src.problem.geometry import pair, too_far
 
 _lax_conv = lax.conv_general_dilated  # lax's own, also where the function below is put in its place
 _NHWC = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
@@ -54,6 +54,7 @@ def conv_general_dilated(
     """
     check_implementation(implementation, CONV_IMPLEMENTATIONS, "conv_general_dilated", jnp.asarray(lhs).dtype)
     reason = _why_not_conv(lhs, rhs, lhs_dilation, dimension_numbers, batch_group_count, preferred_element_type)
+    reason = reason or _why_too_far(window_strides, padding, rhs_dilation)
     if reason is not None and implementation not in (None, "xla"):
         raise ValueError(f"implementation={implementation!r} cannot run this convolution: {reason}; None or 'xla' can")
     dense = functools.partial(
@@ -111,3 +112,14 @@ def _why_not_conv(
     if 0 in rhs_shape[:2]:
         return f"rhs.shape={rhs_shape} has an empty window"
     return None
+
+
+def _why_too_far(
+    window_strides: Sequence[int], padding: str | Sequence[tuple[int, int]], rhs_dilation: Sequence[int] | None
+) -> str | None:
+    """Why `conv` has no place for sizes that lax takes, or None; what is no size at all has errors of its own."""
+    pads = () if isinstance(padding, str) else padding
+    try:
+        return too_far(window_strides, pads, (1, 1) if rhs_dilation is None else rhs_dilation)
+    except TypeError:
+        return None

@@ -353,8 +353,13 @@ def density(x: jax.typing.ArrayLike, axis: int | tuple[int, ...] | None = None) 
 
     -0.0 counts as zero. NaN, infinities and subnormals count as non-zero, as in every kernel of this package and in
     `count_nonzeros`. The bits decide, because XLA takes a subnormal for zero on a CPU.
+
+    Raises:
+      TypeError: an x that is no array.
+      ValueError: an axis that x does not have, or has twice.
     """
-    return reference.density(as_array("x", x), axis)
+    x = as_array("x", x)
+    return reference.density(x, axis if axis is None else geo.axes_of("axis", axis, "x", x.shape))
 
 
 def _result_shape(operands: Operands, geometry: Geometry) -> tuple[int, ...]:

@@ -15,6 +15,13 @@ from jax_sparse_conv._src.fusion import chains
 from jax_sparse_conv._src.primitive import primitives
 
 
+def named_like(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates what is traced in a function's place: errors of the trace name that function and its file."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return functools.wraps(function, assigned=("__name__",), updated=())
+
+
 def traced(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Any], Any]:
     """The trace of a call as a closed jaxpr of the arrays among its arguments, these, and how its results are nested.
 
@@ -24,6 +31,7 @@ def traced(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, l
     kinds = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, kinds)]
 
+    @named_like(function)
     def of_arrays(*arrays: Any) -> Any:
         filled = list(leaves)
         for place, array in zip(places, arrays, strict=True):

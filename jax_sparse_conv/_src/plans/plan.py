@@ -12,7 +12,6 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,6 +23,7 @@ from jax_sparse_conv._src.api.arguments import is_dtype
 from jax_sparse_conv._src.layers import layers
 from jax_sparse_conv._src.layers.calls import Call
 from jax_sparse_conv._src.layers.layers import Planned
+from jax_sparse_conv._src.problem.arrays import as_path
 from jax_sparse_conv.models.layers import layer_names
 from jax_sparse_conv.nnx.models import check_module
 
@@ -118,10 +118,11 @@ class Plan:
         """Write the plan as JSON.
 
         Raises:
+          TypeError: a path that is none.
           OSError: the file cannot be written.
         """
         content = {"format": _FORMAT, **dataclasses.asdict(self), "versions": dict(self.versions)}
-        Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        as_path("path", path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, any_device: bool = False) -> Plan:
@@ -132,16 +133,18 @@ class Plan:
           any_device: also return a plan of another device or other versions, to look at. `apply_plan` will not take it.
 
         Raises:
+          TypeError: a path that is none.
           ValueError: no plan in the file. It names the file, the first entry that is wrong, its value and what is
             accepted. Or a plan for another device or other versions; it names the first difference.
           OSError: the file cannot be read.
         """
+        path = as_path("path", path)
         try:
-            plan = _from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+            plan = _from_json(json.loads(path.read_text(encoding="utf-8")))
         except RecursionError as error:  # of a file of many brackets
-            raise ValueError(f"{os.fspath(path)} holds no plan: its entries are nested too deeply") from error
+            raise ValueError(f"{path} holds no plan: its entries are nested too deeply") from error
         except ValueError as error:
-            raise ValueError(f"{os.fspath(path)} holds no plan: {error}") from error
+            raise ValueError(f"{path} holds no plan: {error}") from error
         if not any_device:
             plan.check_device()
         return plan

@@ -150,11 +150,17 @@ def pack(kernel: jax.typing.ArrayLike | PackedKernel, *, feature_group_count: in
 
     Raises:
       TypeError: a kernel that is no array.
-      ValueError: a feature_group_count that is not an int of at least 1 or does not divide K.
+      ValueError: a kernel of another number of axes, or a feature_group_count that is not an int of at least 1 or does
+        not divide K.
     """
     kernel = as_array("kernel", kernel)
     feature_group_count = positive_int("feature_group_count", feature_group_count)
-    if kernel.ndim and kernel.shape[-1] % feature_group_count:
+    if kernel.ndim not in (2, 4):
+        raise ValueError(
+            f"kernel.shape={kernel.shape} has {kernel.ndim} dimensions; a kernel is "
+            "[kh, kw, C / feature_group_count, K] or, of a dense layer, [C, K]"
+        )
+    if kernel.shape[-1] % feature_group_count:
         raise ValueError(f"feature_group_count={feature_group_count} does not divide K of kernel.shape={kernel.shape}")
     if not _has_copy(kernel, feature_group_count):
         return PackedKernel(kernel, None, feature_group_count)

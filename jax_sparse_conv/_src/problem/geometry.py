@@ -167,6 +167,12 @@ def too_large(geometry: Geometry, x_shape: Sequence[int], kernel_shape: Sequence
     return None
 
 
+def too_far(strides: Sequence[int], padding: Sequence[Sequence[int]], dilation: Sequence[int]) -> str | None:
+    """Why `Geometry` has no place for strides, padding or dilation that lax takes, or None."""
+    reach = max(*strides, *dilation, *(abs(pad) for entry in padding for pad in entry))
+    return f"its padding, dilation or strides reach {reach} pixels, beyond 2**31 - 1" if reach > MAX_ELEMENTS else None
+
+
 def warn_of_unknown_sizes() -> None:
     """Warn that `implementation=None` has no choice; Python shows it once."""
     warnings.warn(
@@ -268,6 +274,20 @@ def _known_pair(values: Sequence[Any]) -> Pair:
     """As ints, but for what a symbolic size leaves open."""
     low, high = (value if is_symbolic(value) else operator.index(value) for value in values)
     return low, high
+
+
+def axes_of(name: str, axis: int | Sequence[int], array: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """An axis or several of an array of this shape, each from 0 on and once."""
+    rank = len(shape)
+    wanted = f"{name}={axis!r} is not an int or a tuple of different ints of {-rank} to {rank - 1}, the axes of {array}"
+    try:
+        axes = tuple(map(_index, axis if isinstance(axis, Sequence) else (axis,)))
+    except TypeError as error:
+        raise ValueError(f"{wanted}.shape={tuple(shape)}") from error
+    found = {each % rank for each in axes if -rank <= each < rank}
+    if len(found) != len(axes):
+        raise ValueError(f"{wanted}.shape={tuple(shape)}")
+    return tuple(each % rank for each in axes)
 
 
 def positive_int(name: str, value: int) -> int:
