@@ -9,10 +9,8 @@ from typing import Any
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import equinox as eqx
-import haiku as hk
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 import pytest
 from flax import linen, nnx
@@ -110,6 +108,8 @@ def of_linen() -> tuple[Function, Any, jax.Array]:
 
 
 def of_haiku() -> tuple[Function, Any, jax.Array]:
+    hk = pytest.importorskip("haiku")
+
     def forward(x: jax.Array, is_training: bool) -> jax.Array:
         return hk.nets.ResNet18(10)(x, is_training)
 
@@ -129,6 +129,7 @@ def of_equinox() -> tuple[Function, Any, jax.Array]:
 
 
 def of_keras() -> tuple[Function, Any, jax.Array]:
+    keras = pytest.importorskip("keras")
     image = keras.Input((16, 16, 3))
     y = keras.layers.ZeroPadding2D(3)(image)
     y = keras.layers.Activation("relu")(keras.layers.BatchNormalization()(keras.layers.Conv2D(16, 7, strides=2)(y)))

@@ -8,10 +8,8 @@ from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
-import haiku as hk
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 import pytest
 from flax import linen, nnx
@@ -79,6 +77,8 @@ def of_nnx(fast: bool = True) -> tuple[Loss, tuple[Any, ...]]:
 
 
 def of_haiku() -> tuple[Loss, tuple[Any, ...]]:
+    hk = pytest.importorskip("haiku")
+
     def network(x: jax.Array) -> jax.Array:
         y = jax.nn.relu(hk.BatchNorm(True, True, 0.9)(hk.Conv2D(32, 3, with_bias=False)(x), True))
         z = hk.BatchNorm(True, True, 0.9)(hk.Conv2D(32, 3, with_bias=False)(y), True)
@@ -95,6 +95,7 @@ def of_haiku() -> tuple[Loss, tuple[Any, ...]]:
 
 
 def of_keras(policy: str = "float32") -> tuple[Loss, tuple[Any, ...]]:
+    keras = pytest.importorskip("keras")
     keras.utils.set_random_seed(0)
 
     def convolved(y: Any) -> Any:
