@@ -167,7 +167,7 @@ class Cpu:
     """What times on a CPU depend on.
 
     Attributes:
-      model: its name, as the system says it.
+      model: its name, as the system says it, and the numbers of its design.
       isa: the instruction set that the kernels use; "none" without them.
       threads: of XLA and the kernels, one for each core that this process may use.
     """

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import math
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +211,13 @@ def test_names_of_files() -> None:
 def test_env_names_the_cpus_table(folder: Path) -> None:
     path = keep(folder, row(workload(), 0.3))
     assert environment.collect()["tables"]["user"] == str(path)
+
+
+def test_processors_of_one_name_are_told_apart() -> None:
+    zen = "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n\nprocessor\t: 1\nmodel\t\t: 9\n"
+    assert environment.named_cpu(zen) == "AMD EPYC (family 25 model 17)"
+    arm = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n"
+    assert environment.named_cpu(arm) == f"{platform.machine()} (implementer 0x41 part 0xd40)"
+    assert environment.named_cpu("model name : Some\n") == "Some"
+    assert environment.named_cpu("") == ""
+    assert environment.cpu_model()
