@@ -37,6 +37,7 @@ CHECKED = [
     "explicit sharding, derivatives",
     "explicit sharding, layouts",
     "explicit sharding, dense",
+    "explicit sharding, mapped",
     "compressed maps",
     "export",
 ]

@@ -334,7 +334,7 @@ def dense(
 
 def _dense(given: Operands, activation: ActivationName | None, precision: Any, method: str | None) -> jax.Array:
     if method == "xla":
-        y = reference.dense(given.x, given.kernel, precision)
+        y = reference.dense(explicit.whole(given.x, -1), explicit.whole(given.kernel, -2), precision)
         return reference.epilogue(y, given.bias, None, activation)
     # A row of x is a one-pixel map and the kernel a 1x1 window.
     explicit.check_apart(given.x, given.kernel, given.x.ndim - 1)

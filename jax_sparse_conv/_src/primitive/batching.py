@@ -83,6 +83,8 @@ def _of_lists(function: Callable[[Any, Any], Any], operands: Operands, batched: 
 def _fold_into_images(operands: Operands, batched: Operands, size: int, config: Config) -> jax.Array:
     """x (and residual) batched, weights not: more images per kernel."""
     stacks, images = operands.kernel.shape[0], operands.x.shape[1]
+    if stacks == 1 and None not in explicit.spec_of(operands.x)[:2]:
+        return _join_with_images(operands, batched, size, config)
     apart = [images] if stacks == 1 else [stacks, images // stacks]
     # A kernel's images may come in any order. Those that are split, as types have it, have to come first.
     position = len(apart) - (explicit.spec_of(operands.x)[1] is None)
@@ -104,6 +106,29 @@ def _fold_into_images(operands: Operands, batched: Operands, size: int, config: 
     )
     split = out.reshape(*apart[:position], size, *apart[position:], *out.shape[1:])
     return jnp.moveaxis(split, position, 0).reshape(size, images, *out.shape[1:])
+
+
+def _join_with_images(operands: Operands, batched: Operands, size: int, config: Config) -> jax.Array:
+    """As `_fold_into_images`, of one kernel, where types split the new axis and the images over different axes."""
+    x = operands.x
+
+    def fold(value: Any, is_batched: Any) -> Any:
+        every = _every(value, is_batched, size)
+        return None if every is None else explicit.joined(explicit.split_as(every, x, 2), 2)
+
+    residual = fold(operands.residual, batched.residual)
+    lists = None if operands.lists is None else _of_lists(fold, operands, batched)
+    out = bind(
+        explicit.joined(x, 2),
+        operands.kernel,
+        operands.bias,
+        residual,
+        config,
+        operands.packed,
+        operands.nonzeros,
+        lists,
+    )
+    return explicit.parted(out, x, 2)
 
 
 def _fold_into_stacks(operands: Operands, batched: Operands, size: int, config: Config) -> jax.Array:

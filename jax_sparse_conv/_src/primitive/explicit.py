@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, reshard
 
@@ -136,7 +137,22 @@ def as_split(value: jax.Array, like: jax.Array) -> jax.Array:
     return value if spec_of(value) == spec else reshard(value, NamedSharding(_mesh(like), PartitionSpec(*spec)))
 
 
-# --- rows of a matrix ------------------------------------------------------------------------------------------------
+def whole(x: jax.Array, axis: int) -> jax.Array:
+    """x with all of an axis on each device."""
+    spec = list(spec_of(x))
+    if spec[axis] is None:
+        return x
+    spec[axis] = None
+    return reshard(x, NamedSharding(_mesh(x), PartitionSpec(*spec)))
+
+
+def split_as(value: jax.Array, like: jax.Array, count: int) -> jax.Array:
+    """`value` with its first `count` axes split as those of `like` are."""
+    spec = (*spec_of(like)[:count], *spec_of(value)[count:])
+    return value if spec_of(value) == spec else reshard(value, NamedSharding(_mesh(like), PartitionSpec(*spec)))
+
+
+# --- leading axes as one ----------------------------------------------------------------------------------------------
 
 
 def rows_of(x: jax.Array) -> jax.Array:
@@ -148,40 +164,51 @@ def rows_of(x: jax.Array) -> jax.Array:
     if not is_split(x):
         # In two steps: JAX has no rule for both of them at once of an axis that `vmap` adds and that is split.
         return x.reshape(shape) if _no_mesh() else lax.expand_dims(x.reshape(shape[0], shape[-1]), (1, 2))
-    split = _Leading(x, _mesh(x))
-    whole = reshard(x, split.sharding(*spec_of(x)[:-1], None))
-    apart = lax.reshape(whole, (*split.apart, x.shape[-1]), out_sharding=split.sharding(*split.entries, None))
-    together = apart.transpose(*split.order, len(split.order))
-    return lax.reshape(together, shape, out_sharding=split.sharding(split.names, None, None, None))
+    return lax.expand_dims(joined(whole(x, -1), x.ndim - 1), (1, 2))
 
 
 def of_rows(rows: jax.Array, like: jax.Array) -> jax.Array:
     """Rows [rows, 1, 1, K], in the order of `rows_of(like)`, as [..., K] split as `like` is."""
-    out_channels, shape = spec_of(rows)[-1], (*like.shape[:-1], rows.shape[-1])
     if not is_split(rows):
+        shape = (*like.shape[:-1], rows.shape[-1])
         return rows.reshape(shape) if _no_mesh() else lax.squeeze(rows, (1, 2)).reshape(shape)
-    split = _Leading(like, _mesh(rows))
-    sizes, entries = ([values[i] for i in split.order] for values in (split.apart, split.entries))
-    together = lax.reshape(rows, (*sizes, rows.shape[-1]), out_sharding=split.sharding(*entries, out_channels))
-    apart = together.transpose(*sorted(range(len(split.order)), key=split.order.__getitem__), len(split.order))
-    return lax.reshape(apart, shape, out_sharding=split.sharding(*spec_of(like)[:-1], out_channels))
+    return parted(lax.squeeze(rows, (1, 2)), like, like.ndim - 1)
+
+
+def joined(x: jax.Array, count: int) -> jax.Array:
+    """x with its first `count` axes as one, in the order that `parted` knows: what a device has lies together."""
+    leading, rest = _Leading(x, _mesh(x), count), spec_of(x)[count:]
+    apart = lax.reshape(x, (*leading.apart, *x.shape[count:]), out_sharding=leading.sharding(*leading.entries, *rest))
+    together = jnp.moveaxis(apart, leading.order, range(len(leading.order)))
+    shape = (math.prod(x.shape[:count]), *x.shape[count:])
+    return lax.reshape(together, shape, out_sharding=leading.sharding(leading.names, *rest))
+
+
+def parted(y: jax.Array, like: jax.Array, count: int) -> jax.Array:
+    """y [rows, ...] with rows as the first `count` axes of `like`, and split as these are; the inverse of `joined`."""
+    leading, rest = _Leading(like, _mesh(y), count), spec_of(y)[1:]
+    sizes, entries = ([values[i] for i in leading.order] for values in (leading.apart, leading.entries))
+    together = lax.reshape(y, (*sizes, *y.shape[1:]), out_sharding=leading.sharding(*entries, *rest))
+    apart = jnp.moveaxis(together, range(len(leading.order)), leading.order)
+    shape = (*like.shape[:count], *y.shape[1:])
+    return lax.reshape(apart, shape, out_sharding=leading.sharding(*spec_of(like)[:count], *rest))
 
 
 class _Leading:
-    """The leading axes of x [..., C], each as two: over the devices that it is split over, and on one device.
+    """The first `count` axes of x, each as two: over the devices that it is split over, and on one device.
 
     Attributes:
       apart: sizes of those axes.
       entries: what each is split over.
       order: the ones over devices, then the ones on a device.
-      names: all axes of the mesh that the rows are split over.
+      names: all axes of the mesh that they are split over.
     """
 
-    def __init__(self, x: jax.Array, mesh: Any) -> None:
+    def __init__(self, x: jax.Array, mesh: Any, count: int) -> None:
         self.mesh = mesh
-        leading = spec_of(x)[:-1]
+        leading = spec_of(x)[:count]
         devices = [_devices(mesh, entry) for entry in leading]
-        pairs = zip(devices, x.shape[:-1], strict=True)
+        pairs = zip(devices, x.shape[:count], strict=True)
         self.apart = [size for parts, whole in pairs for size in (parts, whole // parts)]
         self.entries = [entry for given in leading for entry in (given, None)]
         self.order = [*range(0, len(self.apart), 2), *range(1, len(self.apart), 2)]

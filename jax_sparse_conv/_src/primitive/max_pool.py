@@ -235,7 +235,7 @@ def _batch(values: Sequence[Any], axes: Sequence[Any], *, spec: Pool, primitive:
     x, linear = (every(value, axis) for value, axis in zip(values, axes, strict=True))
     if not explicit.is_split(x, linear):
         return folded(x, linear), 0
-    split = PartitionSpec(explicit.spec_of(x)[0] or explicit.spec_of(linear)[0])
+    split = PartitionSpec(*(a or b for a, b in zip(*(explicit.spec_of(each)[:2] for each in (x, linear)), strict=True)))
     return explicit.on_devices(folded, [x, linear], [split, split], split), 0
 
 

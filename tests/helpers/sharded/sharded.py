@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from sharded_explicit import COLLECTIVES, check_explicit_derivatives, check_explicit_layouts, check_explicit_rows
+from sharded_explicit import (
+    COLLECTIVES,
+    check_explicit_derivatives,
+    check_explicit_layouts,
+    check_explicit_mapped,
+    check_explicit_rows,
+)
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src.fusion import block_parameters, dense_blocks
@@ -311,6 +317,7 @@ def main() -> None:
         check_explicit_derivatives(values)
         check_explicit_layouts(values)
         check_explicit_rows(values)
+        check_explicit_mapped(values)
 
     check_formats(explicit, values)
 

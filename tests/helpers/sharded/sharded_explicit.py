@@ -94,7 +94,7 @@ def check_explicit_rows(values: Any) -> None:
         (P("batch", None, None, "channels"), P("channels")),  # gathered
     ):
         placed = jax.device_put(x, rows), jax.device_put(kernel, columns)
-        for implementation in ("ecr", None):
+        for implementation in ("ecr", None, "xla"):
             function = jax.jit(functools.partial(product, implementation=implementation))
             compiled = function.lower(*placed).compile()
             np.testing.assert_allclose(np.asarray(compiled(*placed)), wanted, rtol=1e-4, atol=1e-4)
@@ -108,6 +108,29 @@ def check_explicit_rows(values: Any) -> None:
     with pytest.raises(ValueError, match=r"P\(None, 'batch', None, None\) and kernel as P\(None, 'batch'\)"):
         product(jax.device_put(x, P(None, "batch")), jax.device_put(kernel, P(None, "batch")), "ecr")
     print("explicit sharding, dense")
+
+
+def check_explicit_mapped(values: Any) -> None:
+    """`vmap` over an axis that one axis of the mesh splits, of images that the other splits: both stay as they are."""
+    x, kernel, bias = np.stack([values[0], -2 * values[0]]), values[1], values[2]
+
+    def mapped(x: Any, kernel: Any, bias: Any, implementation: str | None) -> jax.Array:
+        def one(x: jax.Array) -> jax.Array:
+            y = jsc.conv(x, kernel[..., :8], bias[:8], residual=x, precision="highest", implementation=implementation)
+            pool = "pecr" if implementation == "ecr" else implementation
+            return x + y, jsc.conv_pool(x, kernel, bias, precision="highest", implementation=pool)
+
+        return jax.vmap(one)(x)
+
+    wanted = jax.jit(functools.partial(mapped, implementation="xla"))(x, kernel, bias)
+    for spec in (P("batch", "channels"), P("channels", "batch")):
+        placed = jax.device_put(x, spec)
+        for implementation in ("ecr", None, "xla"):
+            found = jax.jit(functools.partial(mapped, implementation=implementation))(placed, kernel, bias)
+            for ours, theirs in zip(found, wanted, strict=True):
+                assert tuple(jax.typeof(ours).sharding.spec)[:2] == tuple(spec)
+                np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-4, atol=1e-4)
+    print("explicit sharding, mapped")
 
 
 def _calls(implementation: str | None) -> dict[str, Callable[..., Any]]:

@@ -1,0 +1,169 @@
+"""A batch on a CPU, a few images at a time: their maps then stay in the caches from layer to layer.
+
+Maps of a whole batch do not, and every layer writes them to memory for the next one. But weights are read again for
+each few images. So only the first layers do it, which have large maps and few weights. Where it ends says a model:
+what maps cost that no longer go through memory, less what weights cost that are read more often
+("cpu images" of `dispatch/model.json`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_sparse_conv._src import devices
+from jax_sparse_conv._src.accelerate import equations
+from jax_sparse_conv._src.accelerate.image_axes import Batch, opened
+from jax_sparse_conv._src.dispatch import model
+from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr, last_uses
+from jax_sparse_conv._src.primitive import primitives
+
+
+def rewritten(every: Any, weights: int) -> Any:
+    """A closed jaxpr of so many weights and the arguments of a call, its first layers a few images at a time.
+
+    The same jaxpr where that is not expected to be faster, or no axis of images is known.
+    """
+    batch = _batch(every.in_avals[weights:])
+    if batch is None or every.effects:  # which have an order
+        return every
+    program = _Program(every, weights, batch)
+    return every if program.first == 0 else jax.make_jaxpr(program.evaluate)(*every.in_avals)
+
+
+def _batch(types: Sequence[Any]) -> Batch | None:
+    """The images of a call, and how many to take at a time: one for each thread, or as many as divide them."""
+    if devices.default_platform() != "cpu" or devices.cpu().isa == "none":
+        return None
+    if jax.local_device_count("cpu") > 1:  # over which a batch may be split
+        return None
+    maps = [aval for aval in types if aval.ndim == 4]
+    if not maps or not all(isinstance(size, int) for aval in types for size in aval.shape):
+        return None
+    images, threads = maps[0].shape[0], devices.cpu().threads
+    few = max((n for n in range(1, min(threads, images - 1) + 1) if images % n == 0), default=0)
+    return Batch(images, few) if few and few * 2 >= threads else None
+
+
+class _Program:
+    """The equations of a program.
+
+    Attributes:
+      first: how many equations, of those that take each image by itself, come before the rest.
+    """
+
+    def __init__(self, every: Any, weights: int, batch: Batch) -> None:
+        self._batch = batch
+        self._flat = FlatJaxpr(every, every.in_avals, opened)
+        self._axes: dict[int, int] = {
+            number: 0
+            for number, aval in zip(self._flat.arguments[weights:], every.in_avals[weights:], strict=True)
+            if aval.shape[:1] == (batch.images,)
+        }
+        self._mixed: set[int] = set()  # what depends on images, and has no axis of them
+        self._types = dict(zip(self._flat.arguments, every.in_avals, strict=True))
+        self._chosen = [each for each in self._flat.equations if self._takes(each)]
+        self.first = self._end()
+
+    def _takes(self, each: Equation) -> bool:
+        """Whether an equation takes each image by itself; its results' axes are known then."""
+        self._types.update(zip(each.outputs, (variable.aval for variable in each.equation.outvars), strict=True))
+        axes = [self._axes.get(number) for number in each.inputs]
+        is_mixed = not self._mixed.isdisjoint(each.inputs)
+        if not is_mixed and all(axis is None for axis in axes):
+            return False
+        found = None if is_mixed else self._batch.axes_of(each.equation, axes)
+        if found is None or None in found:
+            self._mixed.update(each.outputs)
+            return False
+        self._axes.update((number, axis) for number, axis in zip(each.outputs, found, strict=True) if axis is not None)
+        return True
+
+    def _end(self) -> int:
+        """How many of the chosen equations are worth it."""
+        of = model.shipped("cpu images")
+        rounds = self._batch.images // self._batch.few
+        uses = last_uses(self._flat)
+        places = {id(each): place for place, each in enumerate(self._flat.equations)}
+        best, end, saved = 0.0, 0, 0.0
+        alive: dict[int, int] = {}
+        for count, each in enumerate(self._chosen, 1):
+            maps = [number for number in {*each.inputs, *each.outputs} if number in self._axes]
+            sizes = {number: _bytes(self._types[number]) for number in maps}
+            saved += sum(size for size in sizes.values() if size > of["bytes, cached"]) / of["bytes a microsecond"]
+            if each.equation.primitive is primitives.conv_p:
+                read = max(_bytes(self._types[number]) for number in each.inputs if number not in self._axes)
+                saved -= (rounds - 1) * (read / of["bytes a microsecond"] + of["call"])
+            alive = {n: size for n, size in {**alive, **sizes}.items() if uses.get(n, 0) > places[id(each)]}
+            if (gain := saved - sum(alive.values()) / of["bytes a microsecond"]) > best:
+                best, end = gain, count
+        return end
+
+    def evaluate(self, *arguments: Any) -> list[Any]:
+        """The results for the types that the program was made of."""
+        inside = {id(each) for each in self._chosen[: self.first]}
+        values = {**self._flat.known, **dict(zip(self._flat.arguments, arguments, strict=True))}
+        made = {number for each in self._chosen[: self.first] for number in each.outputs}
+        read_later = {number for each in self._flat.equations if id(each) not in inside for number in each.inputs}
+        crossing = sorted(made & {*read_later, *self._flat.outputs})
+        given = sorted({n for each in self._chosen[: self.first] for n in each.inputs if n in self._axes} - made)
+        pending = [each for each in self._flat.equations if id(each) not in inside]
+        before = [each for each in pending if not _depends(each, made)]  # which grows
+        for each in before:
+            self._bind(each, values)
+        found = self._in_turn([values[number] for number in given], given, crossing, values)
+        values.update(zip(crossing, found, strict=True))
+        done = set(map(id, before))
+        for each in pending:
+            if id(each) not in done:
+                self._bind(each, values)
+        return [values[number] for number in self._flat.outputs]
+
+    def _in_turn(self, maps: Sequence[Any], given: Sequence[int], crossing: Sequence[int], values: Any) -> list[Any]:
+        """The values `crossing` of all images."""
+        images, few = self._batch.images, self._batch.few
+
+        def parted(value: Any, axis: int) -> Any:
+            first = jnp.moveaxis(value, axis, 0)
+            return first.reshape(images // few, few, *first.shape[1:])
+
+        free = [
+            each for each in self._flat.equations if not each.inputs
+        ]  # such as `platform_index`, which XLA resolves
+
+        def body(parts: Sequence[Any]) -> list[Any]:
+            here = dict(values)
+            for each in free:
+                self._bind(each, here)
+            here.update(
+                (number, jnp.moveaxis(part, 0, self._axes[number])) for number, part in zip(given, parts, strict=True)
+            )
+            for each in self._chosen[: self.first]:
+                axes = [self._axes.get(number) for number in each.inputs]
+                operands = [here[number] for number in each.inputs]
+                here.update(zip(each.outputs, self._batch.run(each.equation, operands, axes), strict=True))
+            return [jnp.moveaxis(here[number], self._axes[number], 0) for number in crossing]
+
+        out = jax.lax.map(body, [parted(value, self._axes[n]) for n, value in zip(given, maps, strict=True)])
+        whole = [value.reshape(images, *value.shape[2:]) for value in out]
+        return [jnp.moveaxis(value, 0, self._axes[number]) for number, value in zip(crossing, whole, strict=True)]
+
+    def _bind(self, each: Equation, values: dict[int, Any]) -> None:
+        results = equations.bind(each.equation, [values[number] for number in each.inputs])
+        values.update(zip(each.outputs, results, strict=True))
+
+
+def _depends(each: Equation, made: set[int]) -> bool:
+    """Whether an equation reads what is in `made`, where its own results then are, too."""
+    if made.isdisjoint(each.inputs):
+        return False
+    made.update(each.outputs)
+    return True
+
+
+def _bytes(aval: Any) -> int:
+    return math.prod(aval.shape) * aval.dtype.itemsize

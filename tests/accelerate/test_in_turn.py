@@ -1,0 +1,218 @@
+"""Batches on a CPU, a few images at a time: which parts of a function take each image by itself, and its values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from graphs import Graph
+from jax import lax
+from platforms import PLATFORM, require
+
+import jax_sparse_conv as jsc
+from jax_sparse_conv._src import devices
+from jax_sparse_conv._src.accelerate import in_turn
+from jax_sparse_conv._src.dispatch import model
+
+pytestmark = [
+    pytest.mark.usefixtures("float32_products"),
+    pytest.mark.skipif(PLATFORM != "cpu", reason="a GPU takes all images at once"),
+]
+
+X = jnp.asarray(np.random.default_rng(0).standard_normal((6, 8, 6, 4)), jnp.float32)
+KERNEL = 0.2 * jax.random.normal(jax.random.key(1), (3, 3, 4, 4))
+WEIGHTS = {"kernel": KERNEL, "wide": 0.2 * jax.random.normal(jax.random.key(2), (3, 3, 4, 16)), "row": jnp.arange(4.0)}
+NUMBERS = ("NHWC", "HWIO", "NHWC")
+
+
+@pytest.fixture(autouse=True)
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever machine this is; and so small maps are worth it."""
+    require("ecr", "float32")
+    cpu = dataclasses.replace(devices.cpu(), threads=2)
+    monkeypatch.setattr(devices, "cpu", lambda: cpu)
+    shipped = model.shipped
+
+    def with_small_maps(name: str) -> Any:
+        found = shipped(name)
+        return {**found, "bytes, cached": 0.0, "call": 0.0} if name == "cpu images" else found
+
+    monkeypatch.setattr(in_turn.model, "shipped", with_small_maps)
+
+
+def conv(x: jax.Array, kernel: jax.Array = KERNEL) -> jax.Array:
+    return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=NUMBERS)
+
+
+def relu_conv(x: jax.Array, kernel: jax.Array = KERNEL) -> jax.Array:
+    return jax.nn.relu(conv(x, kernel))
+
+
+def is_in_turn(predict: Any, *args: Any) -> bool:
+    return "stablehlo.while" in predict.lower(*args).as_text()
+
+
+def check(function: Callable[..., Any], *args: Any, weights: Any = None, in_parts: bool = True) -> None:
+    weights = WEIGHTS if weights is None else weights
+    predict = jsc.jit_inference(function, weights)
+    assert is_in_turn(predict, *args) == in_parts
+    found, wanted = predict(*args), jax.jit(function)(weights, *args)
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-4)
+
+
+# Each image by itself, to the end.
+FUNCTIONS: dict[str, Callable[[Any, jax.Array], Any]] = {
+    "layers": lambda w, x: relu_conv(relu_conv(x, w["kernel"]), w["wide"]),
+    "a residual": lambda w, x: relu_conv(x, w["kernel"]) + relu_conv(conv(x, w["kernel"]), w["kernel"]),
+    "a max pool": lambda w, x: lax.reduce_window(
+        relu_conv(relu_conv(x), w["wide"]), -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"
+    ),
+    "an average pool": lambda w, x: (
+        lax.reduce_window(relu_conv(x), 0.0, lax.add, (1, 3, 3, 1), (1, 1, 1, 1), "SAME") / 9
+    ),
+    "means and a product": lambda w, x: relu_conv(x, w["wide"]).mean((1, 2)) @ jnp.ones((16, 5)),
+    "channels first": lambda w, x: lax.conv_general_dilated(
+        relu_conv(x, w["kernel"]).transpose(0, 3, 1, 2),
+        w["wide"],
+        (1, 1),
+        "SAME",
+        dimension_numbers=("NCHW", "HWIO", "NCHW"),
+    ),
+    "images last": lambda w, x: relu_conv(x).transpose(1, 2, 3, 0) * 2,
+    "a product on the right": lambda w, x: jnp.ones((3, 192)) @ relu_conv(x).reshape(6, 192).T,
+    "concatenated": lambda w, x: jnp.concatenate([x, relu_conv(x), relu_conv(relu_conv(x))], axis=-1),
+    "a pad and a slice": lambda w, x: jnp.pad(relu_conv(x), ((0, 0), (1, 1), (0, 0), (0, 0)))[:, ::2, 1:],
+    "a scale and a shift": lambda w, x: relu_conv(relu_conv(x) * w["row"] + 1),
+    "the largest channel": lambda w, x: relu_conv(x).argmax(-1),
+    "where": lambda w, x: jnp.where(conv(x) > 0, jnp.tanh(conv(x)), 0.1 * conv(x)),
+    "several results": lambda w, x: {"maps": relu_conv(x), "mean": relu_conv(relu_conv(x)).mean((1, 2, 3))},
+    "a squeeze": lambda w, x: relu_conv(x).max((1, 2), keepdims=True).squeeze((1, 2)),
+    "a softmax": lambda w, x: jax.nn.softmax(relu_conv(x).reshape(6, -1)),
+    "a function of its own": lambda w, x: jax.jit(relu_conv)(jax.checkpoint(relu_conv)(x)),
+    "a swish": lambda w, x: jax.nn.swish(conv(x)) + jax.nn.gelu(conv(x)),
+    "a branch": lambda w, x: lax.cond(w["row"].sum() > 0, relu_conv, lambda x: conv(x) * 2, relu_conv(x)),
+    "an axis more": lambda w, x: relu_conv(x)[:, None] * jnp.ones((1, 3, 1, 1, 1)),
+}
+
+# Images meet; the layers in front of that are taken in turn, or not at all.
+MEETING: dict[str, tuple[Callable[[Any, jax.Array], Any], bool]] = {
+    "statistics of the batch": (lambda w, x: relu_conv((y := relu_conv(x)) - y.mean(0)), True),
+    "a norm before all": (lambda w, x: relu_conv(x - x.mean(0)), False),
+    "turned round": (lambda w, x: relu_conv(relu_conv(x)[::-1]), True),
+    "a running sum": (lambda w, x: jnp.cumsum(relu_conv(relu_conv(x)), axis=0), True),
+    "one image": (lambda w, x: relu_conv(relu_conv(x))[2:3], True),
+    "beside another": (lambda w, x: jnp.concatenate([relu_conv(relu_conv(x)), x]), True),
+    "images and rows as one": (lambda w, x: relu_conv(relu_conv(x)).reshape(48, 24), True),
+    "products of images": (lambda w, x: jnp.einsum("nhwc,mhwc->nm", *[relu_conv(relu_conv(x))] * 2), True),
+    "a number for each": (lambda w, x: relu_conv(relu_conv(x)) * jnp.arange(6.0)[:, None, None, None], True),
+    "ranks in the batch": (lambda w, x: jnp.sort(relu_conv(relu_conv(x)), axis=0), True),
+    "a softmax of the batch": (lambda w, x: jax.nn.softmax(relu_conv(relu_conv(x)), axis=0), True),
+    "a window of images": (
+        lambda w, x: lax.reduce_window(relu_conv(relu_conv(x)), -jnp.inf, lax.max, (2, 1, 1, 1), (1, 1, 1, 1), "VALID"),
+        True,
+    ),
+    "a pad of images": (lambda w, x: jnp.pad(relu_conv(relu_conv(x)), ((1, 0), (0, 0), (0, 0), (0, 0))), True),
+    "a loop": (
+        lambda w, x: lax.fori_loop(0, 2, lambda _, x: conv(x) - x.max(0), relu_conv(relu_conv(x))),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values(name: str) -> None:
+    check(FUNCTIONS[name], X)
+
+
+@pytest.mark.parametrize("name", MEETING)
+def test_images_that_meet(name: str) -> None:
+    function, in_parts = MEETING[name]
+    predict = jsc.jit_inference(function, WEIGHTS)
+    if name != "a loop":
+        assert is_in_turn(predict, X) == in_parts
+    np.testing.assert_allclose(predict(X), jax.jit(function)(WEIGHTS, X), rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("first", range(0, 100, 5))
+def test_random_graphs(first: int) -> None:
+    for seed in range(first, first + 5):
+        graph = Graph(seed, "float32")
+        x, weights = jnp.asarray(graph.image), [jnp.asarray(each) for each in graph.weights]
+        predict = jsc.jit_inference(lambda weights, x, graph=graph: graph(x, weights), weights)
+        for one, other in zip(jax.tree.leaves(predict(x)), jax.tree.leaves(jax.jit(graph)(x, weights)), strict=True):
+            first_norm, norm = (np.linalg.norm(np.asarray(each, np.float64)) for each in (one - other, other))
+            assert first_norm <= 2e-5 * max(norm, 0.3), f"seed {seed}, {graph.layout}: {graph.steps}"
+
+
+def test_several_arguments() -> None:
+    y = X[..., ::-1]
+    check(lambda w, x, y: relu_conv(relu_conv(x) + y) * y, X, y)
+    check(lambda w, x, scale: relu_conv(relu_conv(x)) * scale, X, jnp.arange(4.0))
+    check(lambda w, x, scale: relu_conv(relu_conv(x)) * scale, X, jnp.float32(3))
+    square = jnp.ones((4, 5, 5, 4)).at[1].set(-2)  # as many images as channels
+    check(lambda w, x, scale: relu_conv(relu_conv(x)) * scale, square, jnp.arange(4.0))
+    check(lambda w, x, scale: relu_conv(relu_conv(x)) * scale[:, None, None, None], square, jnp.arange(4.0))
+
+
+@pytest.mark.parametrize(("images", "in_parts"), [(1, False), (2, True), (3, True), (4, True), (7, True)])
+def test_any_number_of_images(images: int, in_parts: bool) -> None:
+    x = jax.random.normal(jax.random.key(images), (images, 6, 6, 4))
+    check(FUNCTIONS["layers"], x, in_parts=in_parts)
+
+
+def test_16_bits() -> None:
+    weights = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), WEIGHTS)
+    predict = jsc.jit_inference(FUNCTIONS["layers"], weights)
+    x = X.astype(jnp.bfloat16)
+    assert is_in_turn(predict, x)
+    found = jnp.concatenate([predict(x[i : i + 1]) for i in range(6)])
+    np.testing.assert_allclose(np.asarray(predict(x), np.float32), np.asarray(found, np.float32), rtol=2e-2, atol=2e-2)
+
+
+def test_transformations_see_the_batch_as_one() -> None:
+    predict = jsc.jit_inference(FUNCTIONS["layers"], WEIGHTS)
+    loss = lambda f: lambda x: (f(x) ** 2).sum()  # noqa: E731
+    plain = lambda x: FUNCTIONS["layers"](WEIGHTS, x)  # noqa: E731
+    np.testing.assert_allclose(jax.grad(loss(predict))(X), jax.grad(loss(plain))(X), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(jax.vmap(predict)(X[None]), plain(X)[None], rtol=1e-4, atol=1e-4)
+    assert "stablehlo.while" not in jax.jit(predict).lower(X).as_text()
+
+
+def test_effects_keep_their_order() -> None:
+    seen: list[str] = []
+
+    def function(w: Any, x: jax.Array) -> jax.Array:
+        y = relu_conv(relu_conv(x))
+        jax.debug.callback(lambda _: seen.append("after"), y[0, 0, 0, 0], ordered=True)
+        jax.debug.callback(lambda: seen.append("last"), ordered=True)
+        return y
+
+    predict = jsc.jit_inference(function, WEIGHTS)
+    assert not is_in_turn(predict, X)
+    predict(X).block_until_ready()
+    jax.effects_barrier()
+    assert seen == ["after", "last"]
+
+
+def test_new_weights() -> None:
+    predict = jsc.jit_inference(FUNCTIONS["layers"], WEIGHTS)
+    predict(X)
+    changed = jax.tree.map(lambda leaf: -2 * leaf, WEIGHTS)
+    predict.update(changed)
+    np.testing.assert_allclose(predict(X), FUNCTIONS["layers"](changed, X), rtol=1e-3, atol=1e-3)
+
+
+def test_small_maps_and_many_threads_are_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = dataclasses.replace(devices.cpu(), threads=16)
+    monkeypatch.setattr(devices, "cpu", lambda: cpu)
+    check(FUNCTIONS["layers"], X, in_parts=False)
+    monkeypatch.undo()
+    check(FUNCTIONS["layers"], X, in_parts=False)
