@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from graphs import Graph
 from jax import lax
+from networks import small_densenet, small_googlenet, small_regnet, small_resnet, small_squeezenet
 from platforms import PLATFORM, require
 
 import jax_sparse_conv as jsc
@@ -150,6 +151,17 @@ def test_random_graphs(first: int) -> None:
         for one, other in zip(jax.tree.leaves(predict(x)), jax.tree.leaves(jax.jit(graph)(x, weights)), strict=True):
             first_norm, norm = (np.linalg.norm(np.asarray(each, np.float64)) for each in (one - other, other))
             assert first_norm <= 2e-5 * max(norm, 0.3), f"seed {seed}, {graph.layout}: {graph.steps}"
+
+
+@pytest.mark.parametrize("build", [small_resnet, small_densenet, small_googlenet, small_squeezenet, small_regnet])
+def test_networks(build: Callable[[], Any]) -> None:
+    model = build()
+    model.eval()
+    x = jax.random.normal(jax.random.key(0), (4, 64, 64, 3))
+    predict = jsc.nnx.jit_inference(model)
+    assert is_in_turn(predict, x)
+    wanted = jax.jit(lambda x: predict(x))(x)
+    np.testing.assert_allclose(predict(x), wanted, rtol=1e-4, atol=1e-4 * float(jnp.abs(wanted).max()))
 
 
 def test_several_arguments() -> None:
