@@ -198,6 +198,16 @@ def test_transformations_see_the_batch_as_one() -> None:
     assert "stablehlo.while" not in jax.jit(predict).lower(X).as_text()
 
 
+def test_images_that_are_split_by_their_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = jax.make_mesh((1,), ("batch",), axis_types=(jax.sharding.AxisType.Explicit,), devices=jax.devices()[:1])
+    monkeypatch.setattr(jax, "local_device_count", lambda *_: 1)
+    x = jax.device_put(X, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch")))
+    weights = jax.device_put(WEIGHTS, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    predict = jsc.jit_inference(FUNCTIONS["layers"], weights)
+    assert not is_in_turn(predict, x)
+    np.testing.assert_allclose(predict(x), FUNCTIONS["layers"](WEIGHTS, X), rtol=1e-4, atol=1e-4)
+
+
 def test_effects_keep_their_order() -> None:
     seen: list[str] = []
 

@@ -20,7 +20,7 @@ from jax_sparse_conv._src.accelerate import equations
 from jax_sparse_conv._src.accelerate.image_axes import Batch, opened
 from jax_sparse_conv._src.dispatch import model
 from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr, last_uses
-from jax_sparse_conv._src.primitive import primitives
+from jax_sparse_conv._src.primitive import explicit, primitives
 
 
 def rewritten(every: Any, weights: int) -> Any:
@@ -39,7 +39,7 @@ def _batch(types: Sequence[Any]) -> Batch | None:
     """The images of a call, and how many to take at a time: one for each thread, or as many as divide them."""
     if devices.default_platform() != "cpu" or devices.cpu().isa == "none":
         return None
-    if jax.local_device_count("cpu") > 1:  # over which a batch may be split
+    if jax.local_device_count("cpu") > 1 or explicit.is_split(*types):  # a batch that may be split over devices
         return None
     maps = [aval for aval in types if aval.ndim == 4]
     if not maps or not all(isinstance(size, int) for aval in types for size in aval.shape):
