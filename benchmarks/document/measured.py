@@ -9,7 +9,13 @@ from pathlib import Path
 from benchmarks.common.results import RESULTS, Row, read
 from benchmarks.document import layer_tables, network_tables
 
-DEVICES = {"h200": "H200", "h100": "H100", "cpu_amd_epyc": "AMD EPYC", "cpu_intel_xeon": "Intel Xeon"}
+DEVICES = {
+    "h200": "H200",
+    "h100": "H100",
+    "cpu_amd_epyc": "AMD EPYC",
+    "cpu_amd_epyc_zen4": "AMD EPYC of Zen 4",
+    "cpu_intel_xeon": "Intel Xeon",
+}
 """Folders of results, as the page calls them."""
 
 PICTURES = {
