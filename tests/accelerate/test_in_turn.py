@@ -180,6 +180,16 @@ def test_any_number_of_images(images: int, in_parts: bool) -> None:
     check(FUNCTIONS["layers"], x, in_parts=in_parts)
 
 
+def test_large_weights_are_read_once() -> None:
+    matrix = jax.random.normal(jax.random.key(3), (144, 2000))
+    x = jax.random.normal(jax.random.key(4), (20, 6, 6, 4))
+    predict = jsc.jit_inference(lambda w, x: relu_conv(relu_conv(x)).reshape(20, -1) @ w, matrix)
+    assert is_in_turn(predict, x)
+    (product,) = [line for line in predict.lower(x).as_text().splitlines() if "dot_general" in line]
+    assert "tensor<20x2000xf32>" in product
+    np.testing.assert_allclose(predict(x), relu_conv(relu_conv(x)).reshape(20, -1) @ matrix, rtol=1e-3, atol=1e-3)
+
+
 def test_16_bits() -> None:
     weights = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), WEIGHTS)
     predict = jsc.jit_inference(FUNCTIONS["layers"], weights)

@@ -19,6 +19,7 @@ from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.accelerate import equations
 from jax_sparse_conv._src.accelerate.image_axes import Batch, opened
 from jax_sparse_conv._src.dispatch import model
+from jax_sparse_conv._src.fusion import dense_blocks
 from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr, last_uses
 from jax_sparse_conv._src.primitive import explicit, primitives
 
@@ -95,10 +96,14 @@ class _Program:
             maps = [number for number in {*each.inputs, *each.outputs} if number in self._axes]
             sizes = {number: _bytes(self._types[number]) for number in maps}
             saved += sum(size for size in sizes.values() if size > of["bytes, cached"]) / of["bytes a microsecond"]
-            if each.equation.primitive is primitives.conv_p:
-                read = max(_bytes(self._types[number]) for number in each.inputs if number not in self._axes)
-                saved -= (rounds - 1) * (read / of["bytes a microsecond"] + of["call"])
+            # Of a kernel and its packed copy one is read. Layers of a dense block go through its map again and again.
+            is_block = each.equation.primitive is dense_blocks.dense_block_p
+            weights = [n for n in each.inputs if n in self._types and n not in self._axes and not is_block]
+            read = max((_bytes(self._types[n]) for n in weights), default=0)
+            call = of["call"] if each.equation.primitive is primitives.conv_p else 0.0
+            saved -= (rounds - 1) * (read / of["bytes a microsecond"] + call)
             alive = {n: size for n, size in {**alive, **sizes}.items() if uses.get(n, 0) > places[id(each)]}
+            # What is read behind this equation goes through memory all the same.
             if (gain := saved - sum(alive.values()) / of["bytes a microsecond"]) > best:
                 best, end = gain, count
         return end
@@ -131,9 +136,8 @@ class _Program:
             first = jnp.moveaxis(value, axis, 0)
             return first.reshape(images // few, few, *first.shape[1:])
 
-        free = [
-            each for each in self._flat.equations if not each.inputs
-        ]  # such as `platform_index`, which XLA resolves
+        # Such as `platform_index`, which XLA resolves where it is read.
+        free = [each for each in self._flat.equations if not each.inputs]
 
         def body(parts: Sequence[Any]) -> list[Any]:
             here = dict(values)
