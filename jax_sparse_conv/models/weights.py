@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jax_sparse_conv._src.problem.arrays import as_path
+from jax_sparse_conv._src.paths import as_path
 from jax_sparse_conv.models import names as rules
 from jax_sparse_conv.models.chain import Chain
 from jax_sparse_conv.models.layers import ConvNet, is_folded

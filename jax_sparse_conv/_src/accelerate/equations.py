@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,18 +16,13 @@ from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr, called, take
 from jax_sparse_conv._src.primitive import jax_internals, primitives
 
 _LAYERS = ("conv_general_dilated", "dot_general", primitives.conv_p.name)
-# Where convolutions inside may be rewritten: the parameter that holds the jaxpr.
-_BODIES = {
-    "scan": "jaxpr",
-    "while": "body_jaxpr",
-    "cond": "branches",
-    "checkpoint": "jaxpr",
-    "remat2": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
+CALLS = {
+    **dict.fromkeys(("jit", "pjit", "checkpoint", "remat2"), "jaxpr"),
+    **dict.fromkeys(("closed_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
 }
+"""What calls a jaxpr once: the parameter that holds it."""
+# Where convolutions inside may be rewritten.
+_BODIES = {"scan": "jaxpr", "while": "body_jaxpr", "cond": "branches", **CALLS}
 
 
 def flattened(jaxpr: Any, arguments: Sequence[Any], inner: Callable[[Any], Any] = called) -> FlatJaxpr:
@@ -80,6 +76,17 @@ def bind(equation: Any, operands: Sequence[Any], **changes: Any) -> list[Any]:
     with equation.ctx.manager, jax_internals.as_from(equation):
         out = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(params))
     return list(out) if equation.primitive.multiple_results else [out]
+
+
+def evaluate(equation: Equation, values: dict[int, Any]) -> None:
+    """Evaluate an equation of values by number, among which its results then are."""
+    results = bind(equation.equation, [values[number] for number in equation.inputs])
+    values.update(zip(equation.outputs, results, strict=True))
+
+
+def bytes_of(aval: Any) -> int:
+    """Of a value of that type; 0 of what is no array."""
+    return math.prod(aval.shape) * getattr(aval.dtype, "itemsize", 1) if hasattr(aval, "shape") else 0
 
 
 def with_bodies(equation: Any, change: Callable[[Any], Any]) -> dict[str, Any]:

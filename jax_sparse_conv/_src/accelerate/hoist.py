@@ -87,8 +87,7 @@ class _Parts:
         """All values after these equations."""
         values = {**self.flat.known, **given}
         for equation in chosen:
-            operands = [values[number] for number in equation.inputs]
-            values.update(zip(equation.outputs, equations.bind(equation.equation, operands), strict=True))
+            equations.evaluate(equation, values)
         return values
 
 
@@ -118,9 +117,5 @@ def _is_of_weights(equation: Any, known: set[int], values: dict[int, Any]) -> bo
         return False
     if not all(number in known or equations.is_scalar(values.get(number)) for number in equation.inputs):
         return False
-    read = sum(_bytes(variable.aval) for variable in traced.invars)
-    return sum(_bytes(variable.aval) for variable in traced.outvars) <= _GROWTH * read
-
-
-def _bytes(aval: Any) -> int:
-    return math.prod(aval.shape) * getattr(aval.dtype, "itemsize", 1) if hasattr(aval, "shape") else 0
+    read = sum(equations.bytes_of(variable.aval) for variable in traced.invars)
+    return sum(equations.bytes_of(variable.aval) for variable in traced.outvars) <= _GROWTH * read

@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 
 from jax_sparse_conv._src import devices
-from jax_sparse_conv._src.accelerate import few_arguments, hoist, in_turn, transform
+from jax_sparse_conv._src.accelerate import few_arguments, hoist, micro_batches, transform
 from jax_sparse_conv._src.accelerate.hoist import Split
 from jax_sparse_conv._src.accelerate.report import Report, report_of
 from jax_sparse_conv._src.accelerate.transform import Program
@@ -63,7 +63,7 @@ class _Entry:
       chained: its two parts with layers in chains.
       constants: of its trace.
       prepared: what was computed of the weights.
-      jitted: of `prepared` and the arguments of a call, batches in turn where that is faster (`in_turn`).
+      jitted: of `prepared` and the arguments of a call, batches as micro-batches where that is faster.
     """
 
     program: Program
@@ -231,11 +231,11 @@ class Inference(Generic[P, R_co]):
         transform.warn_of_unknown_sizes(program)
         chained = few_arguments.with_chains(program.split)
         prepared = self._shared(chained, closed.consts)
-        in_parts = Split(chained.once, in_turn.rewritten(chained.every, len(chained.once.out_avals)))
+        in_micro_batches = Split(chained.once, micro_batches.rewritten(chained.every, len(chained.once.out_avals)))
 
         # Names that no argument has: JAX takes one named as the tuple of the others for that.
         def run(_prepared: Sequence[Any], /, *_positional: Any, **_named: Any) -> Any:
-            return self._run(program, in_parts, _prepared, _positional, _named)
+            return self._run(program, in_micro_batches, _prepared, _positional, _named)
 
         options = compiler_options()
         jitted = jax.jit(run, static_argnames=self._static_argnames or None, compiler_options=options or None)
@@ -294,8 +294,8 @@ def jit_inference(
     On a GPU what a fused chain or a dense block reads of the weights lies in one array, so that a call has few
     arguments. Of large arrays that it reads as they are there is no copy.
 
-    On a CPU a batch goes through the first layers a few images at a time, where each image is taken by itself: their
-    maps then stay in the caches. Calls inside of `jit`, `grad` or `vmap` take it as one.
+    On a CPU a batch goes through the first layers in micro-batches, where each image is taken by itself: their maps
+    then stay in the caches. Calls inside of `jit`, `grad` or `vmap` take it as one.
 
     Args:
       function: of the weights and the arguments of a call.

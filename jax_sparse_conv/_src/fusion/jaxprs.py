@@ -131,7 +131,12 @@ def called(equation: Any) -> Any:
         return taken_apart(equation, chains.separate, ("layers", "results", "packed"))
     if equation.primitive.name not in ("jit", "pjit", "closed_call", "core_call"):
         return None
-    inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
+    return closed_of(equation, "jaxpr" if "jaxpr" in equation.params else "call_jaxpr")
+
+
+def closed_of(equation: Any, name: str) -> Any:
+    """The closed jaxpr that a parameter of a call has, or None: where there is none, and where it says shardings."""
+    inner = equation.params.get(name)
     shardings = (*equation.params.get("in_shardings", ()), *equation.params.get("out_shardings", ()))
     if inner is None or any(type(each).__name__ != "UnspecifiedValue" for each in shardings):
         return None

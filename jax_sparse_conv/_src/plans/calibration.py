@@ -24,15 +24,14 @@ from jax_sparse_conv._src.api.arguments import check_flag, check_positive, defau
 from jax_sparse_conv._src.layers import layer_calls, packed_params
 from jax_sparse_conv._src.layers.calls import Call, Operands
 from jax_sparse_conv._src.plans import timing
+from jax_sparse_conv._src.plans.machine import device_label, versions
 from jax_sparse_conv._src.plans.plan import (
     Candidate,
     LayerPlan,
     Plan,
     Threshold,
     check_model,
-    device_label,
     layers_by_name,
-    versions,
 )
 from jax_sparse_conv._src.plans.thresholds import of_layer
 from jax_sparse_conv._src.primitive import packing, reference

@@ -18,19 +18,18 @@ import jax
 from flax import linen, nnx
 
 from jax_sparse_conv import nnx as sparse_nnx
-from jax_sparse_conv._src import _native, devices, environment, typed_json
+from jax_sparse_conv._src import typed_json
 from jax_sparse_conv._src.api.arguments import is_dtype
 from jax_sparse_conv._src.layers import layers
 from jax_sparse_conv._src.layers.calls import Call
 from jax_sparse_conv._src.layers.layers import Planned
-from jax_sparse_conv._src.problem.arrays import as_path
+from jax_sparse_conv._src.paths import as_path
+from jax_sparse_conv._src.plans.machine import device_label, versions
 from jax_sparse_conv.models.layers import layer_names
 from jax_sparse_conv.nnx.models import check_module
 
 _FORMAT = 3
 _WITHOUT_THRESHOLDS = 2  # a format that is read, too
-_VERSIONS = ("jax_sparse_conv", "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13",
-             "nvidia-cudnn-cu12")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,20 +251,6 @@ def _place(model: nnx.Module, layer: Any) -> str:
     """Where a layer is, with the names of attributes and keys apart even if they have dots."""
     path = next(path for path, module in nnx.iter_modules(model) if module is layer)
     return " > ".join(map(repr, path))
-
-
-def device_label() -> str:
-    """What a plan depends on: a GPU's kind, or a CPU's model, cores and instruction set."""
-    name = environment.device_name()
-    if devices.default_platform() != "cpu":
-        return name
-    return f"{name}, {environment.cores()} cores, {_native.cpu_isa()}"
-
-
-def versions() -> dict[str, str]:
-    """Versions of the packages that decide how long an implementation takes."""
-    found = environment.versions()
-    return {name: found[name] for name in _VERSIONS if name in found}
 
 
 def _check_layer(layer: Any, planned: LayerPlan) -> None:

@@ -114,7 +114,7 @@ def _join_with_images(operands: Operands, batched: Operands, size: int, config: 
 
     def fold(value: Any, is_batched: Any) -> Any:
         every = _every(value, is_batched, size)
-        return None if every is None else explicit.joined(explicit.split_as(every, x, 2), 2)
+        return None if every is None else explicit.joined(explicit.with_leading_split(every, x, 2), 2)
 
     residual = fold(operands.residual, batched.residual)
     lists = None if operands.lists is None else _of_lists(fold, operands, batched)

@@ -122,34 +122,29 @@ def convolved(
     return reshard(out, sharding)
 
 
-def whole_pixels(y: jax.Array) -> jax.Array:
-    """y [N, H, W, C] with all of H and W on each device, as a pool wants it."""
-    images, height, width, channels = spec_of(y)
-    if height is None and width is None:
-        return y
-    return reshard(y, NamedSharding(_mesh(y), PartitionSpec(images, None, None, channels)))
+def whole(x: jax.Array, *axes: int) -> jax.Array:
+    """x with all of these axes on each device."""
+    spec = list(spec_of(x))
+    for axis in axes:
+        spec[axis] = None
+    return _split(x, spec, x)
 
 
 def as_split(value: jax.Array, like: jax.Array) -> jax.Array:
     """`value`, whose axes are the last ones of `like` or 1, split as those are."""
     entries = zip(value.shape, spec_of(like)[like.ndim - value.ndim :], strict=True)
     spec = tuple(None if size == 1 else entry for size, entry in entries)
-    return value if spec_of(value) == spec else reshard(value, NamedSharding(_mesh(like), PartitionSpec(*spec)))
+    return _split(value, spec, like)
 
 
-def whole(x: jax.Array, axis: int) -> jax.Array:
-    """x with all of an axis on each device."""
-    spec = list(spec_of(x))
-    if spec[axis] is None:
-        return x
-    spec[axis] = None
-    return reshard(x, NamedSharding(_mesh(x), PartitionSpec(*spec)))
-
-
-def split_as(value: jax.Array, like: jax.Array, count: int) -> jax.Array:
+def with_leading_split(value: jax.Array, like: jax.Array, count: int) -> jax.Array:
     """`value` with its first `count` axes split as those of `like` are."""
-    spec = (*spec_of(like)[:count], *spec_of(value)[count:])
-    return value if spec_of(value) == spec else reshard(value, NamedSharding(_mesh(like), PartitionSpec(*spec)))
+    return _split(value, (*spec_of(like)[:count], *spec_of(value)[count:]), like)
+
+
+def _split(value: jax.Array, spec: Sequence[Any], like: jax.Array) -> jax.Array:
+    """`value` split as `spec` says over the mesh of `like`."""
+    return value if spec_of(value) == tuple(spec) else reshard(value, NamedSharding(_mesh(like), PartitionSpec(*spec)))
 
 
 # --- leading axes as one ----------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def pool(y: jax.Array, spec: Pool | None) -> jax.Array:
     """Max pool (padded with -inf) or average pool (padded with zeros that count) of y [N, H, W, K]; both keep NaN."""
     if spec is None:
         return y
-    y = explicit.whole_pixels(y)
+    y = explicit.whole(y, 1, 2)
     if spec.kind == "max":
         return _max_pool(y, spec)
     # Sums of 16-bit types are taken in float32, as the kernels do.

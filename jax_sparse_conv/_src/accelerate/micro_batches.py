@@ -1,14 +1,13 @@
-"""A batch on a CPU, a few images at a time: their maps then stay in the caches from layer to layer.
+"""A batch on a CPU in micro-batches, a few images at a time: their maps stay in the caches from layer to layer.
 
 Maps of a whole batch do not, and every layer writes them to memory for the next one. But weights are read again for
-each few images. So only the first layers do it, which have large maps and few weights. Where it ends says a model:
+each micro-batch. So only the first layers do it, which have large maps and few weights. Where it ends says a model:
 what maps cost that no longer go through memory, less what weights cost that are read more often
-("cpu images" of `dispatch/model.json`).
+("cpu micro batches" of `dispatch/model.json`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 
 from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.accelerate import equations
-from jax_sparse_conv._src.accelerate.image_axes import Batch, opened
+from jax_sparse_conv._src.accelerate.batch_axes import Batch, opened
 from jax_sparse_conv._src.dispatch import model
 from jax_sparse_conv._src.fusion import dense_blocks
 from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr, last_uses
@@ -25,7 +24,7 @@ from jax_sparse_conv._src.primitive import explicit, primitives
 
 
 def rewritten(every: Any, weights: int) -> Any:
-    """A closed jaxpr of so many weights and the arguments of a call, its first layers a few images at a time.
+    """A closed jaxpr of so many weights and the arguments of a call, its first layers in micro-batches.
 
     The same jaxpr where that is not expected to be faster, or no axis of images is known.
     """
@@ -37,7 +36,7 @@ def rewritten(every: Any, weights: int) -> Any:
 
 
 def _batch(types: Sequence[Any]) -> Batch | None:
-    """The images of a call, and how many to take at a time: one for each thread, or as many as divide them."""
+    """The images of a call, and of a micro-batch: at most one for each thread, and at least half as many."""
     if devices.default_platform() != "cpu" or devices.cpu().isa == "none":
         return None
     if jax.local_device_count("cpu") > 1 or explicit.is_split(*types):  # a batch that may be split over devices
@@ -46,8 +45,8 @@ def _batch(types: Sequence[Any]) -> Batch | None:
     if not maps or not all(isinstance(size, int) for aval in types for size in aval.shape):
         return None
     images, threads = maps[0].shape[0], devices.cpu().threads
-    few = max((n for n in range(1, min(threads, images - 1) + 1) if images % n == 0), default=0)
-    return Batch(images, few) if few and few * 2 >= threads else None
+    micro = max((n for n in range(1, min(threads, images - 1) + 1) if images % n == 0), default=0)
+    return Batch(images, micro) if micro and micro * 2 >= threads else None
 
 
 class _Program:
@@ -86,20 +85,20 @@ class _Program:
 
     def _end(self) -> int:
         """How many of the chosen equations are worth it."""
-        of = model.shipped("cpu images")
-        rounds = self._batch.images // self._batch.few
+        of = model.shipped("cpu micro batches")
+        rounds = self._batch.images // self._batch.micro
         uses = last_uses(self._flat)
         places = {id(each): place for place, each in enumerate(self._flat.equations)}
         best, end, saved = 0.0, 0, 0.0
         alive: dict[int, int] = {}
         for count, each in enumerate(self._chosen, 1):
             maps = [number for number in {*each.inputs, *each.outputs} if number in self._axes]
-            sizes = {number: _bytes(self._types[number]) for number in maps}
+            sizes = {number: equations.bytes_of(self._types[number]) for number in maps}
             saved += sum(size for size in sizes.values() if size > of["bytes, cached"]) / of["bytes a microsecond"]
             # Of a kernel and its packed copy one is read. Layers of a dense block go through its map again and again.
             is_block = each.equation.primitive is dense_blocks.dense_block_p
             weights = [n for n in each.inputs if n in self._types and n not in self._axes and not is_block]
-            read = max((_bytes(self._types[n]) for n in weights), default=0)
+            read = max((equations.bytes_of(self._types[n]) for n in weights), default=0)
             call = of["call"] if each.equation.primitive is primitives.conv_p else 0.0
             saved -= (rounds - 1) * (read / of["bytes a microsecond"] + call)
             alive = {n: size for n, size in {**alive, **sizes}.items() if uses.get(n, 0) > places[id(each)]}
@@ -119,22 +118,24 @@ class _Program:
         pending = [each for each in self._flat.equations if id(each) not in inside]
         before = [each for each in pending if not _depends(each, made)]  # which grows
         for each in before:
-            self._bind(each, values)
-        found = self._in_turn([values[number] for number in given], given, crossing, values)
+            equations.evaluate(each, values)
+        found = self._in_micro_batches([values[number] for number in given], given, crossing, values)
         values.update(zip(crossing, found, strict=True))
         done = set(map(id, before))
         for each in pending:
             if id(each) not in done:
-                self._bind(each, values)
+                equations.evaluate(each, values)
         return [values[number] for number in self._flat.outputs]
 
-    def _in_turn(self, maps: Sequence[Any], given: Sequence[int], crossing: Sequence[int], values: Any) -> list[Any]:
+    def _in_micro_batches(
+        self, maps: Sequence[Any], given: Sequence[int], crossing: Sequence[int], values: Any
+    ) -> list[Any]:
         """The values `crossing` of all images."""
-        images, few = self._batch.images, self._batch.few
+        images, micro = self._batch.images, self._batch.micro
 
         def parted(value: Any, axis: int) -> Any:
             first = jnp.moveaxis(value, axis, 0)
-            return first.reshape(images // few, few, *first.shape[1:])
+            return first.reshape(images // micro, micro, *first.shape[1:])
 
         # Such as `platform_index`, which XLA resolves where it is read.
         free = [each for each in self._flat.equations if not each.inputs]
@@ -142,7 +143,7 @@ class _Program:
         def body(parts: Sequence[Any]) -> list[Any]:
             here = dict(values)
             for each in free:
-                self._bind(each, here)
+                equations.evaluate(each, here)
             here.update(
                 (number, jnp.moveaxis(part, 0, self._axes[number])) for number, part in zip(given, parts, strict=True)
             )
@@ -156,10 +157,6 @@ class _Program:
         whole = [value.reshape(images, *value.shape[2:]) for value in out]
         return [jnp.moveaxis(value, 0, self._axes[number]) for number, value in zip(crossing, whole, strict=True)]
 
-    def _bind(self, each: Equation, values: dict[int, Any]) -> None:
-        results = equations.bind(each.equation, [values[number] for number in each.inputs])
-        values.update(zip(each.outputs, results, strict=True))
-
 
 def _depends(each: Equation, made: set[int]) -> bool:
     """Whether an equation reads what is in `made`, where its own results then are, too."""
@@ -167,7 +164,3 @@ def _depends(each: Equation, made: set[int]) -> bool:
         return False
     made.update(each.outputs)
     return True
-
-
-def _bytes(aval: Any) -> int:
-    return math.prod(aval.shape) * aval.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Equations that take every image of a batch by itself: which axis holds the images, and the same of fewer images."""
+"""Equations that take every image of a batch by itself: their batch axes, and the same equations of a micro-batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax.extend import core as jex_core
 
 from jax_sparse_conv._src.accelerate import equations
 from jax_sparse_conv._src.fusion import chains, dense_blocks
-from jax_sparse_conv._src.fusion.jaxprs import taken_apart
+from jax_sparse_conv._src.fusion.jaxprs import closed_of, taken_apart
 from jax_sparse_conv._src.primitive import primitives
 
 Axes: TypeAlias = Sequence[int | None]
@@ -29,30 +29,22 @@ _REDUCTIONS = frozenset(
     ("argmax", "argmin", *(f"reduce_{name}" for name in ("and", "max", "min", "or", "prod", "sum")))
 )
 _WINDOWS = frozenset(f"reduce_window_{name}" for name in ("max", "min", "sum"))
-_CALLS = {
-    **dict.fromkeys(("jit", "pjit", "checkpoint", "remat2"), "jaxpr"),
-    **dict.fromkeys(("closed_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
-}  # the parameter that holds the jaxpr
 
 
 def opened(equation: Any) -> Any:
     """What an equation stands for as a closed jaxpr, or None: a call, or a chain, which a CPU runs layer by layer."""
     if equation.primitive is chains.fused_chain_p:
         return taken_apart(equation, chains.separate, ("layers", "results", "packed"))
-    name = _CALLS.get(equation.primitive.name)
-    inner = None if name is None else equation.params[name]
-    shardings = (*equation.params.get("in_shardings", ()), *equation.params.get("out_shardings", ()))
-    if inner is None or any(type(each).__name__ != "UnspecifiedValue" for each in shardings):
-        return None
-    return inner if hasattr(inner, "consts") else jex_core.ClosedJaxpr(inner, ())
+    name = equations.CALLS.get(equation.primitive.name)
+    return None if name is None else closed_of(equation, name)
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """How many images a program is traced for, and how many are to be taken at a time."""
+    """How many images a program is traced for, and how many a micro-batch has."""
 
     images: int
-    few: int
+    micro: int
 
     def axes_of(self, equation: Any, axes: Axes) -> list[int | None] | None:
         """The axes of an equation's results, or None where it is not known to take each image by itself."""
@@ -88,19 +80,19 @@ class Batch:
         return [None if isinstance(each, jex_core.Literal) else known.get(each) for each in closed.jaxpr.outvars]
 
     def run(self, equation: Any, operands: Sequence[Any], axes: Axes) -> list[Any]:
-        """The results of few images, where `axes_of` finds axes."""
+        """The results of a micro-batch, where `axes_of` finds axes."""
         if all(axis is None for axis in axes):
             return equations.bind(equation, operands)
         if equation.primitive.name == "cond":
-            branches = tuple(self._of_few(branch, operands[1:], axes[1:]) for branch in equation.params["branches"])
+            branches = tuple(self._fewer(branch, operands[1:], axes[1:]) for branch in equation.params["branches"])
             return equations.bind(equation, operands, branches=branches)
         if (inner := opened(equation)) is not None:
             return self._run_jaxpr(inner, operands, axes)
         change = _CHANGES.get(equation.primitive.name)
         return equations.bind(equation, operands, **({} if change is None else change(self, equation, axes)))
 
-    def _of_few(self, closed: Any, operands: Sequence[Any], axes: Axes) -> Any:
-        """A branch, for few images."""
+    def _fewer(self, closed: Any, operands: Sequence[Any], axes: Axes) -> Any:
+        """A branch, for a micro-batch."""
         return jax.make_jaxpr(lambda *values: self._run_jaxpr(closed, values, axes))(*operands)
 
     def _run_jaxpr(self, closed: Any, operands: Sequence[Any], axes: Axes) -> list[Any]:
@@ -250,9 +242,11 @@ def _at(sizes: Sequence[int], axis: int | None, size: int) -> tuple[int, ...]:
 
 _Change: TypeAlias = Callable[[Batch, Any, Axes], dict[str, Any]]
 _CHANGES: dict[str, _Change] = {
-    "reshape": lambda batch, equation, axes: {"new_sizes": _at(equation.params["new_sizes"], 0, batch.few)},
+    "reshape": lambda batch, equation, axes: {"new_sizes": _at(equation.params["new_sizes"], 0, batch.micro)},
     "broadcast_in_dim": lambda batch, equation, axes: {
-        "shape": _at(equation.params["shape"], equation.params["broadcast_dimensions"][axes[0]], batch.few)
+        "shape": _at(equation.params["shape"], equation.params["broadcast_dimensions"][axes[0]], batch.micro)
     },
-    "slice": lambda batch, equation, axes: {"limit_indices": _at(equation.params["limit_indices"], axes[0], batch.few)},
+    "slice": lambda batch, equation, axes: {
+        "limit_indices": _at(equation.params["limit_indices"], axes[0], batch.micro)
+    },
 }

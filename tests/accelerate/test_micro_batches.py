@@ -1,4 +1,4 @@
-"""Batches on a CPU, a few images at a time: which parts of a function take each image by itself, and its values."""
+"""Batches on a CPU as micro-batches: which parts of a function take each image by itself, and its values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from platforms import PLATFORM, require
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv._src import devices
-from jax_sparse_conv._src.accelerate import in_turn
+from jax_sparse_conv._src.accelerate import micro_batches
 from jax_sparse_conv._src.dispatch import model
 
 pytestmark = [
@@ -41,9 +41,9 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def with_small_maps(name: str) -> Any:
         found = shipped(name)
-        return {**found, "bytes, cached": 0.0, "call": 0.0} if name == "cpu images" else found
+        return {**found, "bytes, cached": 0.0, "call": 0.0} if name == "cpu micro batches" else found
 
-    monkeypatch.setattr(in_turn.model, "shipped", with_small_maps)
+    monkeypatch.setattr(micro_batches.model, "shipped", with_small_maps)
 
 
 def conv(x: jax.Array, kernel: jax.Array = KERNEL) -> jax.Array:
@@ -54,14 +54,14 @@ def relu_conv(x: jax.Array, kernel: jax.Array = KERNEL) -> jax.Array:
     return jax.nn.relu(conv(x, kernel))
 
 
-def is_in_turn(predict: Any, *args: Any) -> bool:
+def has_micro_batches(predict: Any, *args: Any) -> bool:
     return "stablehlo.while" in predict.lower(*args).as_text()
 
 
-def check(function: Callable[..., Any], *args: Any, weights: Any = None, in_parts: bool = True) -> None:
+def check(function: Callable[..., Any], *args: Any, weights: Any = None, in_micro_batches: bool = True) -> None:
     weights = WEIGHTS if weights is None else weights
     predict = jsc.jit_inference(function, weights)
-    assert is_in_turn(predict, *args) == in_parts
+    assert has_micro_batches(predict, *args) == in_micro_batches
     found, wanted = predict(*args), jax.jit(function)(weights, *args)
     assert jax.tree.structure(found) == jax.tree.structure(wanted)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
@@ -103,7 +103,7 @@ FUNCTIONS: dict[str, Callable[[Any, jax.Array], Any]] = {
     "an axis more": lambda w, x: relu_conv(x)[:, None] * jnp.ones((1, 3, 1, 1, 1)),
 }
 
-# Images meet; the layers in front of that are taken in turn, or not at all.
+# Images meet; the layers in front of that are, or none.
 MEETING: dict[str, tuple[Callable[[Any, jax.Array], Any], bool]] = {
     "statistics of the batch": (lambda w, x: relu_conv((y := relu_conv(x)) - y.mean(0)), True),
     "a norm before all": (lambda w, x: relu_conv(x - x.mean(0)), False),
@@ -135,10 +135,10 @@ def test_values(name: str) -> None:
 
 @pytest.mark.parametrize("name", MEETING)
 def test_images_that_meet(name: str) -> None:
-    function, in_parts = MEETING[name]
+    function, in_micro_batches = MEETING[name]
     predict = jsc.jit_inference(function, WEIGHTS)
     if name != "a loop":
-        assert is_in_turn(predict, X) == in_parts
+        assert has_micro_batches(predict, X) == in_micro_batches
     np.testing.assert_allclose(predict(X), jax.jit(function)(WEIGHTS, X), rtol=2e-4, atol=2e-4)
 
 
@@ -159,7 +159,7 @@ def test_networks(build: Callable[[], Any]) -> None:
     model.eval()
     x = jax.random.normal(jax.random.key(0), (4, 64, 64, 3))
     predict = jsc.nnx.jit_inference(model)
-    assert is_in_turn(predict, x)
+    assert has_micro_batches(predict, x)
     wanted = jax.jit(lambda x: predict(x))(x)
     np.testing.assert_allclose(predict(x), wanted, rtol=1e-4, atol=1e-4 * float(jnp.abs(wanted).max()))
 
@@ -174,17 +174,17 @@ def test_several_arguments() -> None:
     check(lambda w, x, scale: relu_conv(relu_conv(x)) * scale[:, None, None, None], square, jnp.arange(4.0))
 
 
-@pytest.mark.parametrize(("images", "in_parts"), [(1, False), (2, True), (3, True), (4, True), (7, True)])
-def test_any_number_of_images(images: int, in_parts: bool) -> None:
+@pytest.mark.parametrize(("images", "in_micro_batches"), [(1, False), (2, True), (3, True), (4, True), (7, True)])
+def test_any_number_of_images(images: int, in_micro_batches: bool) -> None:
     x = jax.random.normal(jax.random.key(images), (images, 6, 6, 4))
-    check(FUNCTIONS["layers"], x, in_parts=in_parts)
+    check(FUNCTIONS["layers"], x, in_micro_batches=in_micro_batches)
 
 
 def test_large_weights_are_read_once() -> None:
     matrix = jax.random.normal(jax.random.key(3), (144, 2000))
     x = jax.random.normal(jax.random.key(4), (20, 6, 6, 4))
     predict = jsc.jit_inference(lambda w, x: relu_conv(relu_conv(x)).reshape(20, -1) @ w, matrix)
-    assert is_in_turn(predict, x)
+    assert has_micro_batches(predict, x)
     (product,) = [line for line in predict.lower(x).as_text().splitlines() if "dot_general" in line]
     assert "tensor<20x2000xf32>" in product
     np.testing.assert_allclose(predict(x), relu_conv(relu_conv(x)).reshape(20, -1) @ matrix, rtol=1e-3, atol=1e-3)
@@ -194,7 +194,7 @@ def test_16_bits() -> None:
     weights = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), WEIGHTS)
     predict = jsc.jit_inference(FUNCTIONS["layers"], weights)
     x = X.astype(jnp.bfloat16)
-    assert is_in_turn(predict, x)
+    assert has_micro_batches(predict, x)
     found = jnp.concatenate([predict(x[i : i + 1]) for i in range(6)])
     np.testing.assert_allclose(np.asarray(predict(x), np.float32), np.asarray(found, np.float32), rtol=2e-2, atol=2e-2)
 
@@ -214,7 +214,7 @@ def test_images_that_are_split_by_their_type(monkeypatch: pytest.MonkeyPatch) ->
     x = jax.device_put(X, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch")))
     weights = jax.device_put(WEIGHTS, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
     predict = jsc.jit_inference(FUNCTIONS["layers"], weights)
-    assert not is_in_turn(predict, x)
+    assert not has_micro_batches(predict, x)
     np.testing.assert_allclose(predict(x), FUNCTIONS["layers"](WEIGHTS, X), rtol=1e-4, atol=1e-4)
 
 
@@ -228,7 +228,7 @@ def test_effects_keep_their_order() -> None:
         return y
 
     predict = jsc.jit_inference(function, WEIGHTS)
-    assert not is_in_turn(predict, X)
+    assert not has_micro_batches(predict, X)
     predict(X).block_until_ready()
     jax.effects_barrier()
     assert seen == ["after", "last"]
@@ -245,6 +245,6 @@ def test_new_weights() -> None:
 def test_small_maps_and_many_threads_are_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = dataclasses.replace(devices.cpu(), threads=16)
     monkeypatch.setattr(devices, "cpu", lambda: cpu)
-    check(FUNCTIONS["layers"], X, in_parts=False)
+    check(FUNCTIONS["layers"], X, in_micro_batches=False)
     monkeypatch.undo()
-    check(FUNCTIONS["layers"], X, in_parts=False)
+    check(FUNCTIONS["layers"], X, in_micro_batches=False)
