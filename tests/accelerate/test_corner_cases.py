@@ -166,6 +166,34 @@ def test_references_that_a_function_holds() -> None:
         jsc.jit_inference(counting, KERNEL)(X)
 
 
+def in_64_bits(w: jax.Array, x: jax.Array) -> jax.Array:
+    with jax.enable_x64(True):
+        return jax.nn.relu(conv(x.astype(jnp.float64), w.astype(jnp.float64)))
+
+
+def with_a_norm_in_64_bits(w: jax.Array, x: jax.Array) -> jax.Array:
+    y = jax.nn.relu(conv(x, w))
+    with jax.enable_x64(True):
+        wide = y.astype(jnp.float64)
+        y = ((wide - wide.mean((0, 1, 2))) / jnp.sqrt(wide.var((0, 1, 2)) + 1e-5)).astype(jnp.float32)
+    return jax.nn.relu(y)
+
+
+@pytest.mark.parametrize("function", [in_64_bits, with_a_norm_in_64_bits])
+def test_64_bits_inside_alone(function: Callable[[jax.Array, jax.Array], jax.Array]) -> None:
+    wanted = jax.jit(function)(KERNEL, X)
+    with pytest.warns(UserWarning, match="as it is: it has arrays of 64 bits, and jax.enable_x64 is on only inside"):
+        found = jsc.accelerate(lambda x: function(KERNEL, x))(X)
+    assert found.dtype == wanted.dtype
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    assert "64 bits" in str(jsc.accelerate(function).report(KERNEL, X))
+    predict = jsc.jit_inference(function, KERNEL)
+    with pytest.raises(ValueError, match=r"64 bits.*call it in jax.enable_x64\(True\)"):
+        predict(X)
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(predict(X), wanted, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_what_xla_was_asked_to_run_stays(inside: bool) -> None:
     kernels = [jax.random.normal(jax.random.key(i), (3, 3, 16, 16)) / 12 for i in range(2)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,15 +13,16 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from jax_sparse_conv._src.fusion import dense_blocks
-from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr, called, taken_apart
+from jax_sparse_conv._src.fusion.jaxprs import MICRO_BATCHES, Equation, FlatJaxpr, called, taken_apart
 from jax_sparse_conv._src.primitive import jax_internals, primitives
 
 _LAYERS = ("conv_general_dilated", "dot_general", primitives.conv_p.name)
 CALLS = {
-    **dict.fromkeys(("jit", "pjit", "checkpoint", "remat2"), "jaxpr"),
+    **dict.fromkeys(("jit", "pjit", "checkpoint", "remat2", MICRO_BATCHES), "jaxpr"),
     **dict.fromkeys(("closed_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
 }
 """What calls a jaxpr once: the parameter that holds it."""
+_OF_64_BITS = (np.float64, np.int64, np.uint64, np.complex128)
 # Where convolutions inside may be rewritten.
 _BODIES = {"scan": "jaxpr", "while": "body_jaxpr", "cond": "branches", **CALLS}
 
@@ -138,11 +140,30 @@ def _layers(jaxpr: Any) -> Iterator[Any]:
 
 
 def _inside(equation: Any) -> Iterator[Any]:
+    for inner in _jaxprs(equation):
+        yield from _layers(inner)
+
+
+def _jaxprs(equation: Any) -> Iterator[Any]:
+    """Of an equation's parameters."""
     for value in equation.params.values():
-        for inner in value if isinstance(value, (tuple, list)) else (value,):
-            inner = getattr(inner, "jaxpr", inner)
+        for each in value if isinstance(value, (tuple, list)) else (value,):
+            inner = getattr(each, "jaxpr", each)
             if hasattr(inner, "eqns"):
-                yield from _layers(inner)
+                yield inner
+
+
+def has_hidden_64_bits(jaxpr: Any) -> bool:
+    """Whether values of a jaxpr have 64 bits, which `jax.enable_x64` is on for only inside of it."""
+    return jax.dtypes.canonicalize_dtype(np.float64) != np.float64 and _has_64_bits(jaxpr)
+
+
+def _has_64_bits(jaxpr: Any) -> bool:
+    made = itertools.chain.from_iterable(equation.outvars for equation in jaxpr.eqns)
+    dtypes = (getattr(variable.aval, "dtype", None) for variable in (*jaxpr.constvars, *jaxpr.invars, *made))
+    if any(dtype in _OF_64_BITS for dtype in dtypes):
+        return True
+    return any(_has_64_bits(inner) for equation in jaxpr.eqns for inner in _jaxprs(equation))
 
 
 def may_move(equation: Any) -> bool:

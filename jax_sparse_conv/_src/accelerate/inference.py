@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 
 from jax_sparse_conv._src import devices
-from jax_sparse_conv._src.accelerate import few_arguments, hoist, micro_batches, transform
+from jax_sparse_conv._src.accelerate import equations, few_arguments, hoist, micro_batches, transform
 from jax_sparse_conv._src.accelerate.hoist import Split
 from jax_sparse_conv._src.accelerate.report import Report, report_of
 from jax_sparse_conv._src.accelerate.transform import Program
@@ -60,10 +60,10 @@ class _Entry:
 
     Attributes:
       program: the function, rewritten.
-      chained: its two parts with layers in chains.
+      chained: its two parts with layers in chains, and batches in micro-batches where a CPU runs them faster.
       constants: of its trace.
       prepared: what was computed of the weights.
-      jitted: of `prepared` and the arguments of a call, batches as micro-batches where that is faster.
+      jitted: of `prepared` and the arguments of a call.
     """
 
     program: Program
@@ -226,16 +226,22 @@ class Inference(Generic[P, R_co]):
                 "the function reads or writes a reference (jax.new_ref) that it holds itself, which inference with "
                 "fixed weights would lose; jax.jit keeps it"
             )
+        if equations.has_hidden_64_bits(closed.jaxpr):
+            raise ValueError(
+                f"the function cannot be rewritten: {transform.HIDDEN_64_BITS}; call it in jax.enable_x64(True), or "
+                "leave it to jax.jit"
+            )
         fixed = [True] * (len(closed.consts) + count) + [False] * len(types)
         program = transform.of_jaxpr(closed, fixed, jax.tree.structure(shape))
         transform.warn_of_unknown_sizes(program)
         chained = few_arguments.with_chains(program.split)
+        every = micro_batches.with_micro_batches(chained.every, len(chained.once.out_avals))
+        chained = Split(chained.once, every)
         prepared = self._shared(chained, closed.consts)
-        in_micro_batches = Split(chained.once, micro_batches.rewritten(chained.every, len(chained.once.out_avals)))
 
         # Names that no argument has: JAX takes one named as the tuple of the others for that.
         def run(_prepared: Sequence[Any], /, *_positional: Any, **_named: Any) -> Any:
-            return self._run(program, in_micro_batches, _prepared, _positional, _named)
+            return self._run(program, chained, _prepared, _positional, _named)
 
         options = compiler_options()
         jitted = jax.jit(run, static_argnames=self._static_argnames or None, compiler_options=options or None)
@@ -295,7 +301,7 @@ def jit_inference(
     arguments. Of large arrays that it reads as they are there is no copy.
 
     On a CPU a batch goes through the first layers in micro-batches, where each image is taken by itself: their maps
-    then stay in the caches. Calls inside of `jit`, `grad` or `vmap` take it as one.
+    then stay in the caches. `grad`, `vmap` and exported programs take it as one; so do programs for several devices.
 
     Args:
       function: of the weights and the arguments of a call.
@@ -308,7 +314,8 @@ def jit_inference(
 
     Raises:
       TypeError: a function that cannot be called, an nnx module, or static_argnames that are no names.
-      ValueError: a static_argnames that the function does not take.
+      ValueError: a static_argnames that the function does not take; in a call, a function that alone reads and writes
+        a reference, or in which alone `jax.enable_x64` is on.
     """
     if not callable(function):
         raise TypeError(f"function={function!r} cannot be called")

@@ -4,27 +4,37 @@ Maps of a whole batch do not, and every layer writes them to memory for the next
 each micro-batch. So only the first layers do it, which have large maps and few weights. Where it ends says a model:
 what maps cost that no longer go through memory, less what weights cost that are read more often
 ("cpu micro batches" of `dispatch/model.json`).
+
+A primitive holds both programs: the batch as one, which transformations see, and in micro-batches, which one CPU runs.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import jet
+from jax.extend import core as jex_core
+from jax.interpreters import ad, batching, mlir
 
 from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.accelerate import equations
 from jax_sparse_conv._src.accelerate.batch_axes import Batch, opened
 from jax_sparse_conv._src.dispatch import model
 from jax_sparse_conv._src.fusion import dense_blocks
-from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr, last_uses
-from jax_sparse_conv._src.primitive import explicit, primitives
+from jax_sparse_conv._src.fusion.jaxprs import MICRO_BATCHES, Equation, FlatJaxpr, last_uses
+from jax_sparse_conv._src.primitive import explicit, jax_internals, partitioning, primitives
+
+micro_batches_p = jex_core.Primitive(MICRO_BATCHES)
+micro_batches_p.multiple_results = True
+jax_internals.needs_devices(micro_batches_p)
 
 
-def rewritten(every: Any, weights: int) -> Any:
-    """A closed jaxpr of so many weights and the arguments of a call, its first layers in micro-batches.
+def with_micro_batches(every: Any, weights: int) -> Any:
+    """A closed jaxpr of so many weights and the arguments of a call, whose first layers a CPU runs in micro-batches.
 
     The same jaxpr where that is not expected to be faster, or no axis of images is known.
     """
@@ -32,14 +42,75 @@ def rewritten(every: Any, weights: int) -> Any:
     if batch is None or every.effects:  # which have an order
         return every
     program = _Program(every, weights, batch)
-    return every if program.first == 0 else jax.make_jaxpr(program.evaluate)(*every.in_avals)
+    if program.first == 0:
+        return every
+    parts = jax.make_jaxpr(program.evaluate)(*every.in_avals)
+    return jax.make_jaxpr(functools.partial(micro_batches_p.bind, jaxpr=every, parts=parts))(*every.in_avals)
+
+
+# --- the primitive ----------------------------------------------------------------------------------------------------
+
+
+def _abstract(*operands: Any, jaxpr: Any, parts: Any) -> Sequence[Any]:
+    del operands, parts
+    return jaxpr.out_avals
+
+
+def _as_one(*operands: Any, jaxpr: Any, parts: Any) -> list[Any]:
+    """What the primitive computes."""
+    del parts
+    out: list[Any] = jex_core.jaxpr_as_fun(jaxpr)(*operands)
+    return out
+
+
+def _lower(ctx: Any, *operands: Any, jaxpr: Any, parts: Any, platform: str | None) -> Any:
+    # A program that is exported runs on machines with other numbers of threads. Over several devices a batch is split.
+    axes = ctx.module_context.axis_context
+    is_of_one = isinstance(axes, mlir.ShardingContext) and axes.num_devices == 1
+    is_of_one &= platform == "cpu" and not partitioning.is_exported(ctx)
+    function = jex_core.jaxpr_as_fun(parts if is_of_one else jaxpr)
+    return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[Any], list[Any]]:
+    varying = [place for place, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
+
+    def moving(*values: Any) -> list[Any]:
+        operands = list(primals)
+        for place, value in zip(varying, values, strict=True):
+            operands[place] = value
+        return _as_one(*operands, **params)
+
+    return jax.jvp(moving, [primals[place] for place in varying], [tangents[place] for place in varying])
+
+
+def _batched(values: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple[list[Any], list[int]]:
+    out = jax.vmap(functools.partial(_as_one, **params), in_axes=tuple(axes))(*values)
+    return out, [0] * len(out)
+
+
+def _taylor(primals: Sequence[Any], series: Sequence[Any], **params: Any) -> Any:
+    return jet.jet(functools.partial(_as_one, **params), primals, series, factorial_scaled=False)
+
+
+micro_batches_p.def_abstract_eval(_abstract)
+micro_batches_p.def_impl(_as_one)
+for _platform in (None, "cpu"):
+    mlir.register_lowering(micro_batches_p, functools.partial(_lower, platform=_platform), platform=_platform)
+ad.primitive_jvps[micro_batches_p] = _jvp
+batching.primitive_batchers[micro_batches_p] = _batched
+jax_internals.checks_inside(micro_batches_p, "jaxpr")
+jax_internals.has_taylor(micro_batches_p, _taylor)
+
+
+# --- which layers -----------------------------------------------------------------------------------------------------
 
 
 def _batch(types: Sequence[Any]) -> Batch | None:
     """The images of a call, and of a micro-batch: at most one for each thread, and at least half as many."""
     if devices.default_platform() != "cpu" or devices.cpu().isa == "none":
         return None
-    if jax.local_device_count("cpu") > 1 or explicit.is_split(*types):  # a batch that may be split over devices
+    if explicit.is_split(*types):
         return None
     maps = [aval for aval in types if aval.ndim == 4]
     if not maps or not all(isinstance(size, int) for aval in types for size in aval.shape):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_sparse_conv._src.accelerate import by_numpy, dense_blocks, hoist, module_state, recognise
+from jax_sparse_conv._src.accelerate import by_numpy, dense_blocks, equations, hoist, module_state, recognise
 from jax_sparse_conv._src.accelerate.report import Report, report_of
 from jax_sparse_conv._src.accelerate.rows import UNKNOWN_SIZES, Row
 from jax_sparse_conv._src.fusion import rewrite
@@ -23,6 +23,8 @@ from jax_sparse_conv._src.problem import geometry as geo
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
+
+HIDDEN_64_BITS = "it has arrays of 64 bits, and jax.enable_x64 is on only inside of it"
 
 
 class Accelerated(Protocol[P, R_co]):
@@ -91,8 +93,9 @@ def accelerate(function: Callable[P, R_co]) -> Accelerated[P, R_co]:
       ValueError: when called, if it writes into a variable that its arguments hold several times, such as tied weights.
 
     Warns:
-      UserWarning: when called, if there is no convolution or dense layer to rewrite, or if arguments are references or
-        have types that say how they are split; then the function runs as it is.
+      UserWarning: when called, if there is no convolution or dense layer to rewrite, if arguments are references or
+        have types that say how they are split, or if `jax.enable_x64` is on only inside of it; then the function runs
+        as it is.
     """
     if not callable(function):
         raise TypeError(f"function={function!r} cannot be called")
@@ -105,7 +108,7 @@ def accelerate(function: Callable[P, R_co]) -> Accelerated[P, R_co]:
     def called(*args: Any, **kwargs: Any) -> Any:
         closed, arrays, results = traced(module_state.with_written(function), args, kwargs)
         given = [*closed.consts, *arrays]
-        if (reason := _why_not(given)) is not None:
+        if (reason := _why_not(given, closed)) is not None:
             warnings.warn(_untouched(function, reason), stacklevel=3)
             return jax.tree.unflatten(results, hoist.evaluate(closed, *arrays))
         fixed = _fixed(closed)
@@ -121,7 +124,7 @@ def accelerate(function: Callable[P, R_co]) -> Accelerated[P, R_co]:
 
     def report(*args: Any, **kwargs: Any) -> Report:
         closed, arrays, results = traced(function, args, kwargs)
-        reason = _why_not([*closed.consts, *arrays])
+        reason = _why_not([*closed.consts, *arrays], closed)
         if reason is not None:
             return Report((), reason)
         program = of_jaxpr(closed, _fixed(closed), results)
@@ -174,8 +177,10 @@ def _fixed(closed: Any) -> list[bool]:
     return known + [False] * len(closed.in_avals)
 
 
-def _why_not(values: Sequence[Any]) -> str | None:
+def _why_not(values: Sequence[Any], closed: Any) -> str | None:
     """Why a function of these constants and arguments is left as it is, or None."""
+    if equations.has_hidden_64_bits(closed.jaxpr):
+        return HIDDEN_64_BITS
     if any(isinstance(value, jax.Ref) for value in values):
         return "it reads or writes a reference (jax.new_ref)"
     arrays = [jnp.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else value for value in values]

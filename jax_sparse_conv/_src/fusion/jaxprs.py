@@ -14,6 +14,9 @@ from jax.extend import core as jex_core
 from jax_sparse_conv._src.fusion import chains
 from jax_sparse_conv._src.primitive import primitives
 
+MICRO_BATCHES = "jsc_micro_batches"
+"""The call of a program that a CPU runs in micro-batches (`accelerate.micro_batches`); `jaxpr` has the batch as one."""
+
 
 def named_like(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorates what is traced in a function's place: errors of the trace name that function and its file."""
@@ -129,7 +132,7 @@ def called(equation: Any) -> Any:
     """
     if equation.primitive is chains.fused_chain_p and equation.params["chosen"]:
         return taken_apart(equation, chains.separate, ("layers", "results", "packed"))
-    if equation.primitive.name not in ("jit", "pjit", "closed_call", "core_call"):
+    if equation.primitive.name not in ("jit", "pjit", "closed_call", "core_call", MICRO_BATCHES):
         return None
     return closed_of(equation, "jaxpr" if "jaxpr" in equation.params else "call_jaxpr")
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax._src import ad_checkpoint, checkify, config, core, dispatch, source_info_util
 from jax.experimental import jet
 from jax.extend import core as jex_core
@@ -34,6 +35,17 @@ def runs_alone(primitive: jex_core.Primitive) -> None:
 def checks_nans(primitive: jex_core.Primitive) -> None:
     """Have `checkify.float_checks` look for NaN in what `primitive` returns, as it does for JAX's own."""
     checkify.error_checks[primitive] = functools.partial(checkify.nan_error_check, primitive)
+
+
+def checks_inside(primitive: jex_core.Primitive, name: str) -> None:
+    """Have `checkify` look into the closed jaxpr that `primitive` computes, its parameter `name`, as into a `jit`."""
+
+    def rule(*arguments: Any, **params: Any) -> Any:
+        closed = params[name]
+        (call,) = jax.make_jaxpr(jax.jit(jex_core.jaxpr_as_fun(closed)))(*closed.in_avals).eqns
+        return checkify.error_checks[call.primitive](*arguments, **call.params)
+
+    checkify.error_checks[primitive] = rule
 
 
 def has_taylor(primitive: jex_core.Primitive, rule: Callable[..., Any]) -> None:
