@@ -191,6 +191,9 @@ IMAGE_CASES = (
     Case("two channels, residual", (2, 19, 24, 2), 72, kernel=(3, 5), residual=True, activation="relu", zeros=0.0),
     Case("four channels", (3, 21, 17, 4), 136, kernel=(5, 3), strides=(3, 1), bias=True, zeros=0.0),
     Case("odd K", (5, 23, 19, 3), 41, kernel=(7, 7), strides=2, padding=((4, 2), (3, 1)), bias=True, zeros=0.0),
+    Case("rows and K of whole pairs", (2, 9, 22, 3), 10, bias=True, residual=True, activation="relu", zeros=0.0),
+    Case("rows and K of eight bytes", (2, 9, 20, 3), 20, kernel=(5, 3), bias=True, activation="relu", zeros=0.0),
+    Case("one channel to one", (1, 30, 31, 1), 1, kernel=(7, 7), bias=True, zeros=0.0),
     Case("crop", (2, 20, 24, 3), 24, strides=(1, 2), padding=((-1, 0), (-2, -1)), zeros=0.0),
     Case("padding beyond the window", (1, 5, 7, 3), 8, kernel=(4, 4), padding=((6, 7), (5, 4)), zeros=0.0),
     Case("1x1 of an image", (2, 13, 16, 3), 16, kernel=(1, 1), bias=True, zeros=0.0),
@@ -203,6 +206,7 @@ IMAGE_POOL_CASES = (
     Case("VGG and pool", (3, 40, 48, 3), 64, bias=True, activation="relu", pool="max", zeros=0.0),
     Case("overlapping windows, odd K", (2, 23, 19, 3), 41, kernel=(5, 5), strides=2, padding=2, bias=True, pool="max",
          window=(3, 3), window_strides=(1, 1), window_padding=((2, 0), (1, 2)), zeros=0.0),
+    Case("a pool, K of whole pairs", (2, 21, 22, 3), 34, bias=True, activation="relu", pool="max", zeros=0.0),
     Case("windows far apart", (2, 31, 29, 2), 32, bias=True, pool="max", window_strides=(4, 3), zeros=0.0),
 )  # fmt: skip
 

@@ -119,7 +119,8 @@ Error LaunchFewChannels(const DeviceCall& call, const FewChannelsPlan& plan, cud
   config.dynamicSmemBytes = plan.shared_bytes;
   config.stream = stream;
   task.counts = CountsOf(call.counts, static_cast<int64_t>(config.gridDim.x) * config.gridDim.y * config.gridDim.z);
-  const bool plain = task.vector_out && !task.residual && !call.counts;
+  constexpr int kBytes = FewChannelsSums<U, T>::kCount * static_cast<int>(sizeof(T));  // that a lane stores at once
+  const bool plain = task.out_bytes >= kBytes && !task.residual && !call.counts;
   task.target = task.pools ? FewChannelsTarget::kPool : plain ? FewChannelsTarget::kPlain : FewChannelsTarget::kOther;
   if (MayOverlap<kKernel>(&config, call.in_front)) task.gate.overlaps = true;
   LaunchAttributes attributes(0, task.gate);

@@ -45,28 +45,37 @@ struct FewChannelsWriter {
   int out_channel;
   Tally tally;
 
-  // Neighbouring results, of which `valid` are there; vector: all or none, and aligned.
+  // Neighbouring results, of which `valid` are there; whole: all or none, and aligned.
   template <int kCount>
-  static __device__ __forceinline__ void StorePiece(T* to, const float (&v)[kCount], int valid, bool vector) {
+  __device__ __forceinline__ void StorePiece(T* to, const float (&v)[kCount], int valid, bool whole) const {
     const Packed<T, kCount> stored(v);
-    if (!vector) return stored.StoreUpTo(to, valid);
-    if (valid > 0) stored.template Store<kCount* static_cast<int>(sizeof(T))>(to);
+    if (whole) {
+      if (valid > 0) stored.template Store<kCount* static_cast<int>(sizeof(T))>(to);
+    } else if (sizeof(T) == 2 && task.out_bytes >= 4) {
+#pragma unroll
+      for (int i = 0; i < kCount; i += 2) {
+        if (i < valid)
+          reinterpret_cast<uint32_t*>(to)[i / 2] = reinterpret_cast<const uint32_t*>(stored.element)[i / 2];
+      }
+    } else {
+      stored.StoreUpTo(to, valid);
+    }
   }
   template <int kCount>
-  __device__ __forceinline__ void StoreBoth(int64_t element, const float (&v)[kCount], int valid, bool vector) const {
-    StorePiece(task.out + element, v, valid, vector);
+  __device__ __forceinline__ void StoreBoth(int64_t element, const float (&v)[kCount], int valid, bool whole) const {
+    StorePiece(task.out + element, v, valid, whole);
     if constexpr (U::kTf32x3) {
       if (task.low_out == nullptr) return;
       float low[kCount];
 #pragma unroll
       for (int i = 0; i < kCount; ++i) low[i] = LowPart(v[i]);
-      StorePiece(task.low_out + element, low, valid, vector);
+      StorePiece(task.low_out + element, low, valid, whole);
     }
   }
   template <int kCount>
   __device__ __forceinline__ void Store(int64_t element, const float (&v)[kCount], int tile_out_channel) {
     const int valid = max(0, min(kCount, task.out_channels - out_channel - tile_out_channel));
-    StoreBoth(element, v, valid, task.vector_out);
+    StoreBoth(element, v, valid, task.out_bytes >= kCount * static_cast<int>(sizeof(T)));
     if (task.counts.rows) tally.Add<T>(v, valid);
   }
   // The lane's first or second result of a run of the tile; output channel: its first, in the block's.

@@ -9,6 +9,9 @@
 
 namespace jsc {
 
+// Elements of 2 bytes at odd places, which no copy takes: loads of a thread that are on their way together.
+constexpr int kTogether = 8;
+
 // High and low part of a float32: see dense_conv/mma/tf32x3.cuh.
 __device__ __forceinline__ float2 HighLowOf(uint32_t bits) {
   const float value = __uint_as_float(bits);
@@ -35,7 +38,7 @@ __device__ __forceinline__ void CopyWeights(const FewChannelsTask<T>& task, int 
   const int rows = task.kernel_size[0] * task.window_elements, pieces = 1 << task.pieces_log;
   const T* kernel = task.kernel + static_cast<int64_t>(blockIdx.z) * rows * task.out_channels + out_channel;
   const int valid = task.out_channels - out_channel;
-  if (task.vector_kernel) {
+  if (task.kernel_bytes == 16) {
 #pragma unroll 2
     for (int index = threadIdx.x; index < rows << task.pieces_log; index += blockDim.x) {
       const int row = index >> task.pieces_log, piece = index & (pieces - 1);
@@ -44,11 +47,33 @@ __device__ __forceinline__ void CopyWeights(const FewChannelsTask<T>& task, int 
     }
     return;
   }
+  if (sizeof(T) == 4 || task.kernel_bytes >= 4) {
+    constexpr int kWord = 4 / static_cast<int>(sizeof(T));
+#pragma unroll 2
+    for (int index = threadIdx.x; index < rows * 4 << task.pieces_log; index += blockDim.x) {
+      const int row = index / 4 >> task.pieces_log, word = index & (pieces * 4 - 1);
+      CopyAsync<4>(raw + row * (pieces + 1) * 16 + word * 4, kernel + row * task.out_channels + word * kWord, 4,
+                   word * kWord < valid);
+    }
+    return;
+  }
+  const int step = static_cast<int>(blockDim.x);
 #pragma unroll 1
-  for (int index = threadIdx.x; index < rows * task.tile_out_channels; index += blockDim.x) {
-    const int row = index / kPiece >> task.pieces_log, tile_out_channel = index & (task.tile_out_channels - 1);
-    T* to = reinterpret_cast<T*>(raw + row * (pieces + 1) * 16) + tile_out_channel;
-    *to = tile_out_channel < valid ? kernel[row * task.out_channels + tile_out_channel] : FromFloat<T>(0.f);
+  for (int first = threadIdx.x; first < rows * task.tile_out_channels; first += kTogether * step) {
+    T v[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int row = (first + i * step) / kPiece >> task.pieces_log;
+      const int tile_out_channel = (first + i * step) & (task.tile_out_channels - 1);
+      v[i] = row < rows && tile_out_channel < valid ? kernel[row * task.out_channels + tile_out_channel]
+                                                    : FromFloat<T>(0.f);
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int row = (first + i * step) / kPiece >> task.pieces_log;
+      const int tile_out_channel = (first + i * step) & (task.tile_out_channels - 1);
+      if (row < rows) reinterpret_cast<T*>(raw + row * (pieces + 1) * 16)[tile_out_channel] = v[i];
+    }
   }
 }
 
@@ -135,19 +160,35 @@ __device__ __forceinline__ void CopyPatch(const FewChannelsTask<T>& task, const 
     const bool there = y >= 0 && y < task.height;
     const T* from = image + y * task.row_elements;
     unsigned char* to = patch + row * task.pitch * static_cast<int>(sizeof(T));
-    if (task.vector_in) {
+    if (task.in_bytes == 16) {
 #pragma unroll 2
       for (int e = lane * kPiece; e < task.pitch; e += kWarp * kPiece) {
         const int element = at.first + e;
         CopyAsync<16>(to + e * static_cast<int>(sizeof(T)), from + element, 16,
                       there && element >= 0 && element < task.row_elements);
       }
+    } else if (sizeof(T) == 4 || task.in_bytes >= 4) {
+      constexpr int kWord = 4 / static_cast<int>(sizeof(T));
+#pragma unroll 2
+      for (int e = lane * kWord; e < task.pitch; e += kWarp * kWord) {
+        const int element = at.first + e;
+        CopyAsync<4>(to + e * static_cast<int>(sizeof(T)), from + element, 4,
+                     there && element >= 0 && element < task.row_elements);
+      }
     } else {
 #pragma unroll 1
-      for (int e = lane; e < task.pitch; e += kWarp) {
-        const int element = at.first + e;
-        const bool inside = there && element >= 0 && element < task.row_elements;
-        reinterpret_cast<T*>(to)[e] = inside ? from[element] : FromFloat<T>(0.f);
+      for (int e = lane; e < task.pitch; e += kTogether * kWarp) {
+        T v[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const int element = at.first + e + i * kWarp;
+          const bool inside = there && element >= 0 && element < task.row_elements;
+          v[i] = inside ? from[element] : FromFloat<T>(0.f);
+        }
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          if (e + i * kWarp < task.pitch) reinterpret_cast<T*>(to)[e + i * kWarp] = v[i];
+        }
       }
     }
   }

@@ -2,6 +2,7 @@
 #ifndef JSC_CUDA_DENSE_CONV_FEW_CHANNELS_TASK_CUH_
 #define JSC_CUDA_DENSE_CONV_FEW_CHANNELS_TASK_CUH_
 
+#include <algorithm>
 #include <limits>
 
 #include "cuda/core/density.cuh"
@@ -43,7 +44,9 @@ struct FewChannelsTask {
   int tile_out[2], tile[2], lead, pairs, patch_rows, pitch, tiles;
   int pieces_log;  // of a row of the block's weights, 16 bytes each
   int table_at, bias_at, raw_at, patch_at, pool_at;
-  bool pools, vector_in, vector_kernel, vector_out;
+  bool pools;
+  // The widest of 16, 8, 4 and 2 bytes that rows of x, of the kernel and of the results are made of, and lie at.
+  int in_bytes, kernel_bytes, out_bytes;
   float least;  // of a result: 0 with ReLU
   FewChannelsTarget target;
   Divider by_tiles_high, by_tiles_wide, by_row_pairs, by_runs, by_out_columns;
@@ -93,10 +96,11 @@ FewChannelsTask<T> MakeFewChannelsTask(const DeviceCall& call, const FewChannels
   while (kPiece << t.pieces_log < t.tile_out_channels) ++t.pieces_log;
   t.pool_at = plan.pool_at;
   t.least = a.activation == Activation::kRelu ? 0.f : -std::numeric_limits<float>::infinity();
-  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
-  t.vector_in = t.row_elements % kPiece == 0 && aligned(t.x);
-  t.vector_kernel = t.out_channels % kPiece == 0 && aligned(t.kernel);
-  t.vector_out = t.out_channels % kPiece == 0 && aligned(t.out) && aligned(t.residual);
+  const auto widest = [](uintptr_t all) { return static_cast<int>(std::min<uintptr_t>(16, all & (~all + 1))); };
+  const auto address = [](const void* p) { return reinterpret_cast<uintptr_t>(p) | 16; };
+  t.in_bytes = widest(t.row_elements * sizeof(T) | address(t.x));
+  t.kernel_bytes = widest(t.out_channels * sizeof(T) | address(t.kernel));
+  t.out_bytes = widest(t.out_channels * sizeof(T) | address(t.out) | address(t.residual));
   t.by_tiles_high = Divider(plan.tiles[0]);
   t.by_tiles_wide = Divider(plan.tiles[1]);
   t.by_row_pairs = Divider(plan.row_pairs);

@@ -16,7 +16,10 @@ from jax_sparse_conv._src.primitive import counting, explicit, jax_internals, pa
 from jax_sparse_conv._src.primitive.coo_star import CooStar
 from jax_sparse_conv._src.primitive.reference import ActivationName
 from jax_sparse_conv._src.problem import geometry as geo
+from jax_sparse_conv._src.problem import taps
 from jax_sparse_conv._src.problem.geometry import Geometry
+
+_WITH_ALL_TAPS = ("xla", "coo")  # XLA's own operation, and kernels that there are for square windows alone
 
 
 def run(
@@ -37,6 +40,8 @@ def run(
     lists = operands.x if isinstance(operands.x, CooStar) else None
     if isinstance(operands.x, CooStar) and not _reads_lists(operands.x, operands.kernel, geometry, implementation):
         operands, lists = operands._replace(x=operands.x.todense()), None
+    if implementation not in _WITH_ALL_TAPS:
+        operands, geometry = _with_taps_read(operands, geometry)
     method, fallback = implementation or sparse, implementation is None
     if lists is not None:
         method = "coo"
@@ -61,6 +66,22 @@ def run(
         geometry, method, activation, fallback=fallback, precision=precision, tile=tile, below=below
     )
     return _sparse(operands._replace(packed=None), packed, config, count_nonzeros)
+
+
+def _with_taps_read(operands: Operands, geometry: Geometry) -> tuple[Operands, Geometry]:
+    """A call without the taps that meet nothing but padding.
+
+    A kernel stays whole that has been packed, whose type says how it is split, or that lists of x were made for.
+    """
+    x, kernel = operands.x, operands.kernel
+    if isinstance(x, CooStar) or operands.packed is not None or explicit.is_split(kernel):
+        return operands, geometry
+    (rows, columns), small = taps.read(geometry, x.shape[1:3], kernel.shape[:2])
+    if small is geometry:
+        return operands, geometry
+    is_constant = not isinstance(kernel, jax.core.Tracer)  # and is still one then
+    with jax.ensure_compile_time_eval() if is_constant else contextlib.nullcontext():
+        return operands._replace(kernel=kernel[rows, columns]), small
 
 
 def _reads_lists(x: CooStar, kernel: jax.Array, geometry: Geometry, implementation: str | None) -> bool:
