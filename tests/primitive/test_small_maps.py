@@ -15,8 +15,16 @@ from kernel_checks import TOLERANCE, inputs_and_gradients, inputs_and_result, ru
 from platforms import require
 
 import jax_sparse_conv as jsc
+from jax_sparse_conv._src.problem import taps
 
 pytestmark = pytest.mark.usefixtures("float32_products")
+
+
+@pytest.fixture(autouse=True)
+def small_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that small kernels are copied, too."""
+    monkeypatch.setattr(taps, "_LEAST", 0)
+
 
 CASES = (
     Case("3x3 on a pixel", (3, 1, 1, 40), 24, bias=True, residual=True, activation="relu"),

@@ -40,7 +40,7 @@ def test_random_geometries(first: int) -> None:
             )
         except ValueError:  # it crops more than there is
             continue
-        (rows, columns), small = taps.read(geometry, size, kernel_size)
+        (rows, columns), small = taps.read(geometry, size, (*kernel_size, 2**8, 2**8))
         smaller += small is not geometry
         x, kernel = rng.standard_normal(size), rng.standard_normal(kernel_size)
         found = convolution(x, kernel[rows, columns], small)
@@ -65,6 +65,12 @@ def test_random_geometries(first: int) -> None:
 def test_taps_of_small_maps(
     size: tuple[int, int], kernel: tuple[int, int], strides: int, left: tuple[int, int]
 ) -> None:
-    (rows, columns), small = taps.read(geo.resolve((1, *size, 1), (*kernel, 1, 1), strides=strides), size, kernel)
+    geometry = geo.resolve((1, *size, 64), (*kernel, 64, 64), strides=strides)
+    (rows, columns), small = taps.read(geometry, size, (*kernel, 64, 64))
     assert (rows.stop - rows.start, columns.stop - columns.start) == left
     assert min(small.padding[0] + small.padding[1]) >= 0
+
+
+def test_small_kernels_are_not_copied() -> None:
+    geometry = geo.resolve((1, 1, 1, 8), (3, 3, 8, 8))
+    assert taps.read(geometry, (1, 1), (3, 3, 8, 8)) == ((slice(0, 3), slice(0, 3)), geometry)

@@ -76,7 +76,7 @@ def _with_taps_read(operands: Operands, geometry: Geometry) -> tuple[Operands, G
     x, kernel = operands.x, operands.kernel
     if isinstance(x, CooStar) or operands.packed is not None or explicit.is_split(kernel):
         return operands, geometry
-    (rows, columns), small = taps.read(geometry, x.shape[1:3], kernel.shape[:2])
+    (rows, columns), small = taps.read(geometry, x.shape[1:3], kernel.shape)
     if small is geometry:
         return operands, geometry
     is_constant = not isinstance(kernel, jax.core.Tracer)  # and is still one then

@@ -96,8 +96,8 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     layers.add_argument("--network", nargs="+", metavar="NAME", help="whose layers to time (default: four)")
     layers.add_argument("--layers", type=Path, metavar="FILE", help="JSON list of calls, as a plan's layers have them")
     add = parser.add_argument
-    add("--batch", type=_positive, nargs="+", default=(1, 8, 32), metavar="N", help="images of a batch: 1 8 32")
-    add("--kinds", nargs="+", choices=model.KINDS, default=model.KINDS, help="of products (default: all)")
+    add("--batch", type=_positive, nargs="+", metavar="N", help="images (default: 1 8 32, or those of --layers' calls)")
+    add("--kinds", nargs="+", choices=model.KINDS, help="of products (default: all, or those of --layers' calls)")
     add("--device", type=_device, metavar="N", help="CUDA's number of the GPU, or cpu (default: 0, cpu without a GPU)")
     add("--budget", type=_minutes, default=30, metavar="MINUTES", help="stop after so long (default: 30)")
     add("--part", type=_part, default=(1, 1), metavar="I/N", help="every Nth call from the Ith: a process per GPU")

@@ -38,9 +38,10 @@ MEASURED = (9, 0)
 #   both sides       of "adaptive", in one call, cost about 2 us more than the one that runs would cost alone. Where
 #                    "ecr" is slower by no more than that without zeros, it may run alone, and where it gains less on
 #                    an empty map, "direct"
-#   weights, bytes   of a dense layer: cuBLAS streams its weights for some rows as fast as for one, and ours does not.
-#                    With few weights XLA is faster, too, and where weights may still lie in the cache: from there
-#                    cuBLAS reads them half again as fast
+#   weights, bytes,  of a dense layer: cuBLAS streams its weights for some rows as fast as for one, and ours does not.
+#   channels         With few weights XLA is faster, too, or with few input channels, which it has no second kernel for,
+#                    unless weights are many; and where weights may still lie in the cache: from there cuBLAS reads
+#                    them half again as fast
 _RULES = model.shipped("gpu choice")
 
 
@@ -127,8 +128,14 @@ def _dense(workload: Workload, device: Device) -> list[tuple[Choice, float]]:
 
 
 def _is_sparse(workload: Workload) -> bool:
-    """Whether lists of non-zeros may pay: not for images, nor where a list would serve too few channels."""
-    return not workload.is_image and workload.kernel_shape[4] // workload.geometry.groups >= _LEAST_CHANNELS
+    """Whether lists of non-zeros may pay.
+
+    Not for images, nor where a list would serve too few channels. Rows of weights of 2 bytes at odd places are read one
+    by one, which takes two to three times as long as the models say.
+    """
+    channels = workload.kernel_shape[4] // workload.geometry.groups
+    is_odd = workload.itemsize == 2 and workload.kernel_shape[4] % 2 == 1
+    return not workload.is_image and channels >= _LEAST_CHANNELS and not is_odd
 
 
 def _is_faster_row(workload: Workload) -> bool:
@@ -137,7 +144,9 @@ def _is_faster_row(workload: Workload) -> bool:
         return False
     weights = math.prod(workload.kernel_shape[1:])
     is_cached = _RULES["bytes, cached"] <= weights * workload.itemsize <= _RULES["bytes, not cached"]
-    return weights >= _RULES["weights of a row, least"] and not is_cached
+    is_long = workload.x_shape[3] >= _RULES["channels of a row, least"]
+    least = _RULES["weights of a row, least" if is_long else "weights of a row, many"]
+    return weights >= least and not is_cached
 
 
 def pools_apart(workload: Workload) -> bool:

@@ -1,6 +1,7 @@
 """Taps of a kernel that meet nothing but padding: of a small map a 3x3 kernel may read one pixel, and so be 1x1.
 
-The last layers of a network are such on small images: a ResNet's on 32x32.
+The last layers of a network are such on small images: a ResNet's on 32x32. Where the kernel is an argument, the rest of
+it is copied first. On a GPU that is a kernel more, some 2 us, so it has to be worth it.
 """
 
 from __future__ import annotations
@@ -11,16 +12,20 @@ from collections.abc import Sequence
 
 from jax_sparse_conv._src.problem.geometry import Geometry, Pair, is_symbolic, windowed_size
 
-_MOST = 0.6  # of the taps that may be left: others are not worth the copy of the kernel
+_MOST = 0.6  # of the taps may be left
+_LEAST = 2**15  # weights of a kernel
 
 
-def read(geometry: Geometry, size: Sequence[int], kernel_size: Sequence[int]) -> tuple[tuple[slice, slice], Geometry]:
+def read(geometry: Geometry, size: Sequence[int], kernel_shape: Sequence[int]) -> tuple[tuple[slice, slice], Geometry]:
     """What of a kernel meets a map of `size`, and the convolution with that alone.
 
-    All of it where few taps are left out, or where sizes are symbolic.
+    All of it where few taps or weights are left out, or where sizes are symbolic.
     """
+    kernel_size = kernel_shape[:2]
     whole = (slice(0, kernel_size[0]), slice(0, kernel_size[1]))
-    if is_symbolic(*size, *kernel_size) or 0 in (*size, *geometry.conv_size(size, kernel_size)):
+    if is_symbolic(*size, *kernel_shape) or math.prod(kernel_shape) < _LEAST:
+        return whole, geometry
+    if 0 in (*size, *geometry.conv_size(size, kernel_size)):
         return whole, geometry
     along = zip(size, kernel_size, geometry.strides, geometry.padding, geometry.dilation, strict=True)
     found = tuple(_along(*each) for each in along)

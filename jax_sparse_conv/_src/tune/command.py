@@ -26,6 +26,7 @@ from jax_sparse_conv._src.tune import cpu, fit, gradients, measure, raw_times, w
 
 CPU = "cpu"
 """The name of this device among those of `--device`."""
+BATCHES = (1, 8, 32)
 NETWORKS = ("vgg19", "resnet50", "densenet121", "regnetx_400mf")
 _ENDINGS = (".json", ".times.jsonl")  # of a table and of its raw times
 _CLEAR_ACROSS_RUNS = 1.08  # times of two runs differ by less for the same kernel
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> None:
 def _tune_gpu(options: argparse.Namespace, gpu: jax.Device, folder: Path) -> None:
     device = devices.Device.of(gpu.local_hardware_id or 0)
     path, raw = (folder / f"{folders.slug(gpu.device_kind)}{ending}" for ending in _ENDINGS)
-    calls = workloads.expanded(workloads.convolutions(_layers(options)), options.batch, options.kinds)
+    calls = workloads.expanded(workloads.convolutions(_layers(options)), *_expansion(options))
     due = _due(calls, measure.key_of, options.part, [entry.key for entry in raw_times.read(raw)])
 
     def line_of(_: Key, call: Call) -> Mapping[str, Any]:
@@ -76,7 +77,7 @@ def _tune_cpu(options: argparse.Namespace, folder: Path) -> None:
         raise ValueError("--no-xla is for GPUs: a CPU's table compares the native call with XLA")
     here = devices.cpu()
     path, raw = (folder / f"{here.slug}{ending}" for ending in _ENDINGS)
-    calls = workloads.expanded(_layers(options), options.batch, options.kinds)
+    calls = workloads.expanded(_layers(options), *_expansion(options))
     due = _due(calls, cpu.key_of, options.part, [entry.key for entry in cpu.read(raw)])
 
     def line_of(key: Key, call: Call) -> Mapping[str, Any]:
@@ -104,7 +105,7 @@ def _gradients(options: argparse.Namespace, here: devices.Cpu | None) -> None:
     if options.show:
         return _print(_described(gradient_table.paths(machine), gradient_table.load, gradients.summary))
     raw = folder / f"{gradient_table.slug_of(machine)}{_ENDINGS[1]}"
-    calls = workloads.expanded(_layers(options), options.batch, options.kinds)
+    calls = workloads.expanded(_layers(options), *_expansion(options))
 
     def line_of(key: tuple[Key, bool], gradient: gradients.Gradient) -> Mapping[str, Any]:
         return gradients.line_of(*key, gradients.times_of(gradient))
@@ -139,8 +140,15 @@ def _gpu(number: int) -> jax.Device:
     return found
 
 
+def _expansion(options: argparse.Namespace) -> tuple[Sequence[int] | None, Sequence[str] | None]:
+    """Batches and kinds of products; calls of a file have their own."""
+    if options.layers:
+        return options.batch, options.kinds
+    return options.batch or BATCHES, options.kinds or model.KINDS
+
+
 def _layers(options: argparse.Namespace) -> list[Call]:
-    if min(options.batch) < 1:
+    if min(options.batch or BATCHES) < 1:
         raise ValueError(f"--batch {min(options.batch)} is not 1 or more")
     unknown = [name for name in options.network or () if name not in models.NETWORKS]
     if unknown:

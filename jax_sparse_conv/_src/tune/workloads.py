@@ -80,11 +80,11 @@ def of_file(path: str | os.PathLike[str]) -> list[Call]:
     return list(calls)
 
 
-def expanded(calls: Sequence[Call], batches: Sequence[int], kinds: Sequence[str]) -> Iterator[Call]:
-    """The calls for every batch and kind of products."""
-    for batch in batches:
-        for kind in kinds:
-            dtype, precision = KINDS[kind]
+def expanded(calls: Sequence[Call], batches: Sequence[int] | None, kinds: Sequence[str] | None) -> Iterator[Call]:
+    """The calls for every batch and kind of products; None is the calls' own."""
+    for batch in (None,) if batches is None else batches:
+        for kind in (None,) if kinds is None else kinds:
             for call in calls:
-                shape = (batch, *call.x_shape[1:])
-                yield replace(call, x_shape=shape, dtype=dtype, precision=precision)
+                images = call.x_shape[0] if batch is None else batch
+                dtype, precision = (call.dtype, call.precision) if kind is None else KINDS[kind]
+                yield replace(call, x_shape=(images, *call.x_shape[1:]), dtype=dtype, precision=precision)
