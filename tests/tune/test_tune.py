@@ -104,9 +104,17 @@ def test_parts_are_all_and_of_a_stopped_part_the_rest(timed: list[Call], tmp_pat
 
 def test_the_budget_ends_it(timed: list[Call], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layers = layers_file(tmp_path, CALL)
-    assert tune("--layers", layers, "--batch", "1", "--budget", "0") == 0
+    assert tune("--layers", layers, "--batch", "1", "2", "3", "--budget", "0") == 0
     assert timed == []
     assert "3 of 3 are left" in capsys.readouterr().err
+
+
+def test_calls_of_a_file_have_their_own_images_and_products(timed: list[Call], tmp_path: Path) -> None:
+    calls = [
+        dataclasses.replace(CALL, x_shape=(n, *CALL.x_shape[1:]), dtype=d) for n, d in ((3, "float32"), (5, "float16"))
+    ]
+    assert tune("--layers", layers_file(tmp_path, *calls)) == 0
+    assert [(call.x_shape[0], call.dtype) for call in timed] == [(3, "float32"), (5, "float16")]
 
 
 @pytest.mark.parametrize(

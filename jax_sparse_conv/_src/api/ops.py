@@ -109,6 +109,9 @@ def conv(
     of x are not. On a CPU with AVX512-BF16 subnormals of bfloat16 count as 0 under None. The kernels for GPUs skip a
     zero only where four neighbouring results share it. There, a zero may meet a non-finite weight or not.
 
+    Taps of a large kernel that meet nothing but padding are left out: a 3x3 kernel on a map of one pixel is a 1x1 one.
+    "xla" and "coo" keep all taps, as does a packed kernel.
+
     Args:
       x: [N, H, W, C], float32, bfloat16, float16 or float64; or a `CooStar` of such a map, of any tile, so that one
         conversion serves several layers. Native kernels take float64 on a CPU only. N may be symbolic
