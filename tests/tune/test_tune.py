@@ -102,6 +102,18 @@ def test_parts_are_all_and_of_a_stopped_part_the_rest(timed: list[Call], tmp_pat
     assert [call.x_shape[0] for call in timed] == [1, 3, 5, 2, 4]
 
 
+def test_calls_are_timed_with_the_taps_that_are_read(timed: list[Call], tmp_path: Path) -> None:
+    padding = ((1, 1), (1, 1))
+    small = dataclasses.replace(
+        CALL, x_shape=(2, 1, 1, 256), kernel_shape=(3, 3, 256, 256), geometry=Geometry(padding=padding)
+    )
+    assert tune("--layers", layers_file(tmp_path, small)) == 0
+    (call,) = timed
+    assert (call.kernel_shape, call.geometry.padding) == ((1, 1, 256, 256), ((0, 0), (0, 0)))
+    config, _, kernel, _ = measure.bound(call)
+    assert (kernel.shape[1:3], config.geometry) == ((1, 1), call.geometry)
+
+
 def test_the_budget_ends_it(timed: list[Call], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layers = layers_file(tmp_path, CALL)
     assert tune("--layers", layers, "--batch", "1", "2", "3", "--budget", "0") == 0

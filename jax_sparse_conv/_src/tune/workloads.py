@@ -16,6 +16,7 @@ from jax_sparse_conv import models
 from jax_sparse_conv._src import typed_json
 from jax_sparse_conv._src.layers import layers
 from jax_sparse_conv._src.layers.calls import Call
+from jax_sparse_conv._src.problem import taps
 from jax_sparse_conv.models import registry
 
 KINDS = {
@@ -81,10 +82,20 @@ def of_file(path: str | os.PathLike[str]) -> list[Call]:
 
 
 def expanded(calls: Sequence[Call], batches: Sequence[int] | None, kinds: Sequence[str] | None) -> Iterator[Call]:
-    """The calls for every batch and kind of products; None is the calls' own."""
+    """The calls for every batch and kind of products; None is the calls' own. Of kernels the taps that are read."""
     for batch in (None,) if batches is None else batches:
         for kind in (None,) if kinds is None else kinds:
             for call in calls:
                 images = call.x_shape[0] if batch is None else batch
                 dtype, precision = (call.dtype, call.precision) if kind is None else KINDS[kind]
-                yield replace(call, x_shape=(images, *call.x_shape[1:]), dtype=dtype, precision=precision)
+                shape = (images, *call.x_shape[1:])
+                yield _with_taps_read(replace(call, x_shape=shape, dtype=dtype, precision=precision))
+
+
+def _with_taps_read(call: Call) -> Call:
+    """The call as operations run it, without the taps that meet nothing but padding."""
+    if call.op == "dense":
+        return call
+    (rows, columns), geometry = taps.read(call.geometry, call.x_shape[1:3], call.kernel_shape)
+    window = (rows.stop - rows.start, columns.stop - columns.start)
+    return replace(call, kernel_shape=(*window, *call.kernel_shape[2:]), geometry=geometry)
