@@ -80,9 +80,9 @@ def test_a_kernel_is_packed_once_and_forgotten_with_it() -> None:
         jax.jit(lambda x: trace(x, kernels)).lower(jnp.ones(1))
     assert made[0] is made[1]
     key = id(kernels[0])
-    assert key in packing._made
+    assert key in packing._copies._made
     kernels.clear()
-    assert key not in packing._made
+    assert key not in packing._copies._made
 
 
 TRACES: dict[str, Callable[[Callable[[jax.Array], jax.Array], jax.Array], Any]] = {

@@ -92,6 +92,22 @@ def test_what_the_kernel_may_be() -> None:
         np.testing.assert_allclose(each, wanted, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+def test_constants_are_cut_once_and_stay_on_the_device() -> None:
+    kernel = jax.random.normal(jax.random.key(1), (3, 3, 32, 32))
+    predict = jsc.jit_inference(lambda scale, x: jsc.conv(x, kernel) * scale, jnp.float32(2))
+    for images in (1, 2, 3):
+        predict(jnp.ones((images, 1, 1, 32)))
+    prepared = [predict.prepared(jnp.ones((images, 1, 1, 32))) for images in (1, 2, 3)]
+    assert len({id(each) for arrays in prepared for each in arrays}) == len(prepared[0])
+    x = jnp.ones((1, 1, 1, 32))
+    with jax.transfer_guard("disallow"):
+        eager, constant = jsc.conv(x, kernel), jax.jit(lambda x: jsc.conv(x, kernel))(x)
+    np.testing.assert_allclose(eager, constant, rtol=1e-5, atol=1e-5)
+    (transposed,) = jax.linear_transpose(lambda x: jsc.conv(x, kernel), x)(eager)
+    wanted = jnp.einsum("nhwk,ck->nhwc", eager, kernel[1, 1], precision="highest")
+    np.testing.assert_allclose(transposed, wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_fewer_weights_are_read() -> None:
     x, kernel = jnp.ones((1, 1, 1, 32)), jnp.ones((3, 3, 32, 32))
     text = jax.jit(jsc.conv).lower(x, kernel).as_text()

@@ -14,11 +14,13 @@ from jax_sparse_conv._src.api.arguments import KERNEL_DTYPES, Operands, canonica
 from jax_sparse_conv._src.dispatch.coo import configurations
 from jax_sparse_conv._src.primitive import counting, explicit, jax_internals, packing, primitives, reference
 from jax_sparse_conv._src.primitive.coo_star import CooStar
+from jax_sparse_conv._src.primitive.derived import Derived
 from jax_sparse_conv._src.primitive.reference import ActivationName
 from jax_sparse_conv._src.problem import geometry as geo
 from jax_sparse_conv._src.problem import taps
 from jax_sparse_conv._src.problem.geometry import Geometry
 
+_parts = Derived()  # of constant kernels: the taps that are read
 _WITH_ALL_TAPS = ("xla", "coo")  # XLA's own operation, and kernels that there are for square windows alone
 
 
@@ -79,9 +81,15 @@ def _with_taps_read(operands: Operands, geometry: Geometry) -> tuple[Operands, G
     (rows, columns), small = taps.read(geometry, x.shape[1:3], kernel.shape)
     if small is geometry:
         return operands, geometry
-    is_constant = not isinstance(kernel, jax.core.Tracer)  # and is still one then
-    with jax.ensure_compile_time_eval() if is_constant else contextlib.nullcontext():
-        return operands._replace(kernel=kernel[rows, columns]), small
+    part = functools.partial(_part, kernel, rows.start, rows.stop, columns.start, columns.stop)
+    if isinstance(kernel, jax.core.Tracer):
+        return operands._replace(kernel=part()), small
+    return operands._replace(kernel=_parts.of(kernel, part.args[1:], part)), small
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4), inline=True)
+def _part(kernel: jax.Array, top: int, bottom: int, left: int, right: int) -> jax.Array:
+    return kernel[top:bottom, left:right]
 
 
 def _reads_lists(x: CooStar, kernel: jax.Array, geometry: Geometry, implementation: str | None) -> bool:

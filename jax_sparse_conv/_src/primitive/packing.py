@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from jax import export
 from jax.custom_derivatives import SymbolicZero
 
 from jax_sparse_conv._src import _native, devices
+from jax_sparse_conv._src.primitive.derived import Derived
 from jax_sparse_conv._src.problem import described
 from jax_sparse_conv._src.problem.arrays import as_array
 from jax_sparse_conv._src.problem.geometry import Geometry, positive_int
@@ -43,8 +43,7 @@ _ARRAY_ATTRIBUTES = (
     *("std", "sum", "swapaxes", "tolist", "transpose", "var"),
 )
 
-# By id, for as long as the kernel is alive: arrays do not hash.
-_made: dict[int, tuple[weakref.ref[jax.Array], dict[int, jax.Array]]] = {}
+_copies = Derived()  # of constant kernels, by groups
 
 
 @functools.partial(
@@ -318,15 +317,7 @@ def of_constant(x: Any, kernel: Any, geometry: Geometry) -> jax.Array | None:
         return None
     if not reads(kernel.shape, geometry) or not _has_copy(kernel, geometry.groups):
         return None
-    known = _made.get(id(kernel))
-    if known is None or known[0]() is not kernel:
-        key = id(kernel)
-        known = (weakref.ref(kernel, lambda _: _made.pop(key, None)), {})
-        _made[key] = known
-    if geometry.groups not in known[1]:
-        with jax.ensure_compile_time_eval():
-            known[1][geometry.groups] = _copy(kernel, geometry.groups)
-    return known[1][geometry.groups]
+    return _copies.of(kernel, geometry.groups, lambda: _copy(kernel, geometry.groups))
 
 
 def _has_copy(kernel: jax.Array, groups: int) -> bool:
