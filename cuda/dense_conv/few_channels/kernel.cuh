@@ -4,11 +4,11 @@
 // Computes out[pixel][output channel] = pool(relu(sum over taps and channels of x * kernel + bias + residual)).
 // Layout: NHWC and HWIO. With few channels a row of the window is a run of kernel width x channels neighbouring
 //   elements of a row of x. The reduction runs over such rows, in pairs of elements (FewChannelsPlan).
-// Why this tiling: all pixels under a tile are staged once, in rows, by 16-byte loads. Fragments are gathered from
-//   there, at an address a result and a table entry a pair. With runs of eight results an odd number of channels meets
-//   no bank twice. Weights are staged once for all tiles of a block, in the order of fragments. What is staged is
-//   already rounded to TF32, or split for 3xTF32. A lane's sums are neighbouring output channels, so results leave from
-//   registers, 16 bytes a lane.
+// Why this tiling: all pixels under a tile are staged once, in rows, by copies of 16 bytes, or of 4 where rows are no
+//   multiple of that. Fragments are gathered from there, at an address a result and a table entry a pair. With runs of
+//   eight results an odd number of channels meets no bank twice. Weights are staged once for all tiles of a block, in
+//   the order of fragments. What is staged is already rounded to TF32, or split for 3xTF32. A lane's sums are
+//   neighbouring output channels, so results leave from registers, 16 bytes a lane.
 // Pools: a max pool takes its windows from a tile in shared memory. Results beside the tile are computed twice.
 // Not finite: a weight of zero beside the window, a 3xTF32 split of infinity, and values that round up to infinity make
 //   NaN where none belongs. So a warp's results that are not all finite are computed again by FFMA, one by one.

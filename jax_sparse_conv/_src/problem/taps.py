@@ -19,7 +19,7 @@ _LEAST = 2**15  # weights of a kernel
 def read(geometry: Geometry, size: Sequence[int], kernel_shape: Sequence[int]) -> tuple[tuple[slice, slice], Geometry]:
     """What of a kernel meets a map of `size`, and the convolution with that alone.
 
-    All of it where few taps or weights are left out, or where sizes are symbolic.
+    All of it where few taps would be left out, where the kernel is small, or where sizes are symbolic.
     """
     kernel_size = kernel_shape[:2]
     whole = (slice(0, kernel_size[0]), slice(0, kernel_size[1]))
@@ -39,7 +39,7 @@ def _along(size: int, taps: int, stride: int, padding: Pair, dilation: int) -> t
     """The taps from the first to the last that meet the map, and the padding of a kernel of these."""
     low, high = padding
     last = stride * (windowed_size(size, taps, stride, padding, dilation) - 1)  # where the last window begins
-    # A tap at `at` meets pixels from at - low on, `stride` apart. Between two of them there may be room for the map.
+    # A tap meets places from its first one on, `stride` apart. The whole map may lie between two of them.
     places = (tap * dilation - low for tap in range(taps))
     met = [tap for tap, at in enumerate(places) if at < size and at + last >= 0]
     if not met:
