@@ -204,10 +204,10 @@ def test_dense_layers_that_do_not_fit_leave_the_chain(monkeypatch: pytest.Monkey
         text = lowered(monkeypatch, function, x, **{"capability": (9, 0), **device})
         return [(name, operands.count("%")) for name, operands in re.findall(r"custom_call @(jsc_\w+)\((.*?)\)", text)]
 
-    x = weights(0, 1, 6, 6, 8)
+    x = weights(0, 1, 7, 7, 8)
     assert names(fused, x) == ["chain 3"]
     assert targets(fused, x) == [("jsc_chain", 4)]
-    assert targets(jax.vmap(fused), weights(0, 2, 1, 6, 6, 8)) == [("jsc_chain", 3)]  # XLA has two rows
+    assert targets(jax.vmap(fused), weights(0, 2, 1, 7, 7, 8)) == [("jsc_chain", 3)]  # XLA has two rows
     assert targets(fused, x, block_shared_memory=2**16) == [("jsc_chain", 3), ("jsc_dense", 2)]
     apart = targets(fused, x, clusters=(0,) * 17)
     assert [name for name, _ in apart] == ["jsc_direct", "jsc_direct", "jsc_dense"]
