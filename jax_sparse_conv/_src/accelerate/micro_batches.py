@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import jet
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
@@ -26,7 +25,7 @@ from jax_sparse_conv._src.accelerate.batch_axes import Batch, opened
 from jax_sparse_conv._src.dispatch import model
 from jax_sparse_conv._src.fusion import dense_blocks
 from jax_sparse_conv._src.fusion.jaxprs import MICRO_BATCHES, Equation, FlatJaxpr, last_uses
-from jax_sparse_conv._src.primitive import explicit, jax_internals, partitioning, primitives
+from jax_sparse_conv._src.primitive import differentiation, explicit, jax_internals, partitioning, primitives
 
 micro_batches_p = jex_core.Primitive(MICRO_BATCHES)
 micro_batches_p.multiple_results = True
@@ -72,16 +71,12 @@ def _lower(ctx: Any, *operands: Any, jaxpr: Any, parts: Any, platform: str | Non
     return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[Any], list[Any]]:
-    varying = [place for place, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+    return differentiation.jvp_of(functools.partial(_as_one, **params), primals, tangents)
 
-    def moving(*values: Any) -> list[Any]:
-        operands = list(primals)
-        for place, value in zip(varying, values, strict=True):
-            operands[place] = value
-        return _as_one(*operands, **params)
 
-    return jax.jvp(moving, [primals[place] for place in varying], [tangents[place] for place in varying])
+def _transpose(cotangents: Sequence[Any], *values: Any, **params: Any) -> list[Any]:
+    return differentiation.transposed(functools.partial(_as_one, **params), cotangents, values)
 
 
 def _batched(values: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple[list[Any], list[int]]:
@@ -90,7 +85,7 @@ def _batched(values: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple
 
 
 def _taylor(primals: Sequence[Any], series: Sequence[Any], **params: Any) -> Any:
-    return jet.jet(functools.partial(_as_one, **params), primals, series, factorial_scaled=False)
+    return differentiation.taylor_of(functools.partial(_as_one, **params), primals, series)
 
 
 micro_batches_p.def_abstract_eval(_abstract)
@@ -98,6 +93,7 @@ micro_batches_p.def_impl(_as_one)
 for _platform in (None, "cpu"):
     mlir.register_lowering(micro_batches_p, functools.partial(_lower, platform=_platform), platform=_platform)
 ad.primitive_jvps[micro_batches_p] = _jvp
+ad.primitive_transposes[micro_batches_p] = _transpose
 batching.primitive_batchers[micro_batches_p] = _batched
 jax_internals.checks_inside(micro_batches_p, "jaxpr")
 jax_internals.has_taylor(micro_batches_p, _taylor)

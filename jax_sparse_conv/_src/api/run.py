@@ -81,10 +81,10 @@ def _with_taps_read(operands: Operands, geometry: Geometry) -> tuple[Operands, G
     (rows, columns), small = taps.read(geometry, x.shape[1:3], kernel.shape)
     if small is geometry:
         return operands, geometry
-    part = functools.partial(_part, kernel, rows.start, rows.stop, columns.start, columns.stop)
+    window = (rows.start, rows.stop, columns.start, columns.stop)
     if isinstance(kernel, jax.core.Tracer):
-        return operands._replace(kernel=part()), small
-    return operands._replace(kernel=_parts.of(kernel, part.args[1:], part)), small
+        return operands._replace(kernel=_part(kernel, *window)), small
+    return operands._replace(kernel=_parts.of(kernel, window, lambda: _part(kernel, *window))), small
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4), inline=True)

@@ -245,15 +245,8 @@ def _jvp(
     packed: Packed,
 ) -> Any:
     del chosen  # the layers run one by one
-    varying = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
-
-    def moving(*values: Any) -> Any:
-        operands = list(primals)
-        for index, value in zip(varying, values, strict=True):
-            operands[index] = value
-        return separate(*operands, layers=layers, results=results, packed=packed)
-
-    return jax.jvp(moving, [primals[i] for i in varying], [tangents[i] for i in varying])
+    each = functools.partial(separate, layers=layers, results=results, packed=packed)
+    return differentiation.jvp_of(each, primals, tangents)
 
 
 def _transpose(

@@ -37,7 +37,15 @@ from jax_sparse_conv._src.fusion.block_parameters import (
     pack_dense_block,
     parts_of,
 )
-from jax_sparse_conv._src.primitive import custom_call, jax_internals, lowering, partitioning, primitives, reference
+from jax_sparse_conv._src.primitive import (
+    custom_call,
+    differentiation,
+    jax_internals,
+    lowering,
+    partitioning,
+    primitives,
+    reference,
+)
 
 IMPLEMENTATIONS = ("xla", "fused")
 # From so many images, or of two or more images from so many pixels, the kernels for many images are faster. That holds
@@ -336,15 +344,8 @@ def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, precision: Any, must: bool, packed: BlockSizes | None
 ) -> Any:
     del must  # the layers run one by one
-    varying = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
-
-    def moving(*values: Any) -> Any:
-        operands = list(primals)
-        for index, value in zip(varying, values, strict=True):
-            operands[index] = value
-        return separate(*operands, precision=precision, packed=packed)
-
-    return jax.jvp(moving, [primals[i] for i in varying], [tangents[i] for i in varying])
+    each = functools.partial(separate, precision=precision, packed=packed)
+    return differentiation.jvp_of(each, primals, tangents)
 
 
 def _taylor(primals: Sequence[Any], series: Sequence[Any], **parameters: Any) -> NoReturn:

@@ -48,12 +48,8 @@ def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, config: Config) -> t
     is_one_call = _is_one_call(primals, config)
     if is_one_call and config.geometry.pool is None:
         return _jvp_of_one_call(primals, tangents, config)
-    varying = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
 
-    def unfused(*moving: Any) -> jax.Array:
-        values = list(primals)
-        for index, value in zip(varying, moving, strict=True):
-            values[index] = value
+    def unfused(*values: Any) -> jax.Array:
         operands = Operands.of(values, config)
         given = {"nonzeros": operands.nonzeros, "lists": operands.lists}
         if is_one_call:
@@ -64,7 +60,8 @@ def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, config: Config) -> t
         pool = reference.pool if config.by_lax else max_pool.pool
         return after(y, operands.bias, operands.residual, config, pool)
 
-    return jax.jvp(unfused, [primals[i] for i in varying], [tangents[i] for i in varying])
+    found: tuple[jax.Array, Any] = jvp_of(unfused, primals, tangents)
+    return found
 
 
 def _is_one_call(primals: Sequence[Any], config: Config) -> bool:
@@ -158,6 +155,19 @@ def taylor(primals: Sequence[Any], series: Sequence[Any], *, config: Config) -> 
         return reference.pool(y, pool)
 
     return taylor_of(function, primals, series)
+
+
+def jvp_of(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    """Result and tangent of a function, by what of its operands varies."""
+    varying = [place for place, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
+
+    def moving(*values: Any) -> Any:
+        operands = list(primals)
+        for place, value in zip(varying, values, strict=True):
+            operands[place] = value
+        return function(*operands)
+
+    return jax.jvp(moving, [primals[place] for place in varying], [tangents[place] for place in varying])
 
 
 def taylor_of(function: Callable[..., Any], primals: Sequence[Any], series: Sequence[Any]) -> Any:
