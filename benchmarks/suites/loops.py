@@ -1,12 +1,12 @@
-"""What the choice between the CPU's dense loop and that over pixels loses, by the share of zeros.
+"""What the choice between the CPU's dense loops and that over pixels loses, by the share of zeros.
 
     python -m benchmarks loops
     python -m benchmarks loops --zeros 10 25 --repeats 30 --json results.json
 
 3x3 and 1x1 layers with independent zeros. Weights are constants of the program, which are packed once, or arguments,
-which are packed in each call. Each layer runs by the loop that is chosen, by the dense one, and by that over pixels, in
-turns. Regret is the time of the choice over that of the better loop, by medians. The constants behind the choice are
-"cpu direct" and "cpu pixels" of `dispatch/model.json`.
+which are packed in each call. Each layer runs by the loop that is chosen, by the dense one, by that over pixels and, if
+it is 3x3, by Winograd's, in turns. Regret is the time of the choice over that of the best loop, by medians. The
+constants behind the choice are "cpu direct", "cpu pixels" and "cpu winograd" of `dispatch/model.json`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.common import command, results, tables
 from jax_sparse_conv._src import _native, environment
 from jax_sparse_conv._src.plans import timing
 
-LOOPS = ("auto", "direct", "pixels")  # of `_native.set_cpu_loop`, the first is the choice
+LOOPS = ("auto", "direct", "pixels", "winograd")  # of `_native.set_cpu_loop`, the first is the choice
 WEIGHTS = ("constant", "argument")
 
 
@@ -61,7 +61,7 @@ _COLUMNS = (
     ("layer", "layer", "<", "{}"),
     ("weights", "weights", "<", "{}"),
     ("zeros_percent", "zeros %", ">", "{:.0f}"),
-    *((f"{loop}_us", f"{loop} us", ">", "{:.0f}") for loop in LOOPS),
+    *((f"{loop}_us", f"{loop} us", ">", "{}") for loop in LOOPS),
     ("regret", "regret", ">", "{:.2f}"),
 )
 
@@ -77,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"benchmarks loops: {error}", file=sys.stderr)
         return 1
-    print(tables.aligned(rows, _COLUMNS))
+    shown = [row | {f"{loop}_us": f"{row[f'{loop}_us']:.0f}" if f"{loop}_us" in row else "" for loop in LOOPS} for row in rows]
+    print(tables.aligned(shown, _COLUMNS))
     for weights in WEIGHTS:
         regrets = [row["regret"] for row in rows if row["weights"] == weights]
         lost = f"regret {timing.geometric_mean(regrets):.3f}, at worst {max(regrets):.2f}"
@@ -98,12 +99,13 @@ def _measure(layer: Layer, weights: str, zeros: float, repeats: int) -> tables.R
     packed, plain = jax.jit(lambda x, _: jsc.conv(x, kernel)), jax.jit(lambda x, given: jsc.conv(x, given))
     run = packed if weights == "constant" else plain
     try:
-        times = timing.streaks({loop: _by(loop, run) for loop in LOOPS}, maps, repeats)
+        loops = LOOPS if layer.window == 3 else LOOPS[:-1]
+        times = timing.streaks({loop: _by(loop, run) for loop in loops}, maps, repeats)
     finally:
         _native.set_cpu_loop("auto")
     row: tables.Row = {"layer": str(layer), "weights": weights, "zeros_percent": zeros}
-    row |= {f"{loop}_us": times[loop].microseconds for loop in LOOPS}
-    row["regret"] = times["auto"].median / min(times[loop].median for loop in LOOPS[1:])
+    row |= {f"{loop}_us": times[loop].microseconds for loop in loops}
+    row["regret"] = times["auto"].median / min(times[loop].median for loop in loops[1:])
     return row
 
 

@@ -153,6 +153,8 @@ ffi::Error RunConvCall(Team& team, const ConvCall& call) {
       return RunTasks(team, machine.threads, plan.tasks, make, of.direct_bytes, of.direct);
     case ConvLoop::kPhases:
       return RunTasks(team, machine.threads, plan.tasks, make, of.phase_bytes, of.phases);
+    case ConvLoop::kWinograd:
+      return RunTasks(team, machine.threads, plan.tasks, make, isa.winograd_bytes, isa.winograd);
     case ConvLoop::kPixels:
       return RunTasks(team, machine.threads, plan.tasks, make, of.pixel_bytes, of.pixels,
                       {CeilDiv(plan.sweep_blocks, plan.task_blocks), plan.block_tiles});

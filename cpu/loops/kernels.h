@@ -1,8 +1,8 @@
 // Room: the CPU's loops, everything that is compiled once per instruction set. An isa_<name>.cc defines JSC_ISA, the
-// namespace of its kernels, and includes this file. Loops: windows, scatter, pixels, phases, dense_conv, depthwise,
-// matvec, coo, and those of cpu/training: kernel_gradient, point_gradient, max_pool, channels. May change: a loop's
-// tiling, while the order of its sums depends on neither tiles nor threads. Details: docs/design/kernels/cpu.md. Tests:
-// tests/primitive/test_kernels.py, tests/primitive/test_packing.py.
+// namespace of its kernels, and includes this file. Loops: windows, scatter, pixels, phases, dense_conv, winograd,
+// depthwise, matvec, coo, and those of cpu/training: kernel_gradient, point_gradient, max_pool, channels. May change: a
+// loop's tiling, while the order of its sums depends on neither tiles nor threads. Details: docs/design/kernels/cpu.md.
+// Tests: tests/primitive/test_kernels.py, tests/primitive/test_packing.py.
 #ifndef JSC_CPU_LOOPS_KERNELS_H_
 #define JSC_CPU_LOOPS_KERNELS_H_
 
@@ -16,6 +16,7 @@
 #include "cpu/loops/pixel_kernel.h"
 #include "cpu/loops/scatter_kernel.h"
 #include "cpu/loops/window_kernel.h"
+#include "cpu/loops/winograd_kernel.h"
 #include "cpu/training/channels_kernel.h"
 #include "cpu/training/kernel_gradient.h"
 #include "cpu/training/max_pool_kernel.h"
@@ -69,6 +70,8 @@ int64_t CountNonZeros(const void* x, int64_t runs, int64_t step) {
    JSC_PER_DTYPE(RunDirectDepthwise),       \
    JSC_PER_DTYPE(DirectBytes),              \
    JSC_PER_DTYPE(RunDirect),                \
+   JSC_ISA::WinogradBytes,                  \
+   JSC_ISA::RunWinograd,                    \
    JSC_PAIR_LOOPS,                          \
    JSC_PER_DTYPE(DenseBytes),               \
    JSC_PER_DTYPE(RunDense),                 \

@@ -32,8 +32,8 @@ struct Machine {
 
 // Which kernel runs: loops/window_kernel.h, window by window, loops/scatter_kernel.h, channel by channel,
 // loops/pixel_kernel.h, pixel by pixel, loops/dense_conv_kernel.h, which skips nothing, or loops/phase_kernel.h, pixel
-// by pixel with strides of 2.
-enum class ConvLoop : int64_t { kWindows, kScatter, kPixels, kDirect, kPhases };
+// by pixel with strides of 2, or loops/winograd_kernel.h, which skips nothing either.
+enum class ConvLoop : int64_t { kWindows, kScatter, kPixels, kDirect, kPhases, kWinograd };
 
 struct ConvPlan {
   ConvLoop loop;
@@ -84,6 +84,10 @@ ConvPlan MakePixelPlan(const ConvArgs& args, const Machine& machine, int64_t acc
 // 3x3 with strides of 2, float32 with AVX-512 and a packed kernel. Only where CanRunPhases.
 bool CanRunPhases(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, bool packed);
 ConvPlan MakePhasePlan(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, double density);
+
+// 3x3, float32, that may be dense. Only where CanRunWinograd.
+bool CanRunWinograd(const ConvCall& call, const Machine& machine);
+ConvPlan MakeWinogradPlan(const ConvArgs& args, const Machine& machine);
 
 // A bfloat16 call that may be dense, as one of half the channels: each is a pair of them (core/dtypes.h). Only where
 // CanRunPairs, and of an odd number of channels by the direct loop. A product of a pair is one of a zero and a

@@ -21,6 +21,8 @@ ConvPlan PlanOf(ConvLoop loop, const ConvCall& call, const Machine& machine, int
       return MakeDirectPlan(call.args, machine, accumulator_bytes, call.packed != nullptr);
     case ConvLoop::kPhases:
       return MakePhasePlan(call.args, machine, accumulator_bytes, density);
+    case ConvLoop::kWinograd:
+      return MakeWinogradPlan(call.args, machine);
     default:
       return MakePlan(call.args, machine, accumulator_bytes, density);
   }
@@ -36,6 +38,8 @@ bool CanRun(ConvLoop loop, const ConvCall& call, const Machine& machine, int64_t
       return call.may_be_dense;
     case ConvLoop::kPhases:
       return CanRunPhases(call.args, machine, accumulator_bytes, call.packed != nullptr);
+    case ConvLoop::kWinograd:
+      return CanRunWinograd(call, machine);
     default:
       return true;
   }
@@ -51,8 +55,9 @@ struct Candidate {
 constexpr Candidate kCandidates[] = {
     {"windows", ConvLoop::kWindows, false},       {"scatter", ConvLoop::kScatter, false},
     {"pixels", ConvLoop::kPixels, false},         {"direct", ConvLoop::kDirect, false},
-    {"phases", ConvLoop::kPhases, false},         {"pixels of pairs", ConvLoop::kPixels, true},
-    {"direct of pairs", ConvLoop::kDirect, true}, {"phases of pairs", ConvLoop::kPhases, true}};
+    {"phases", ConvLoop::kPhases, false},         {"winograd", ConvLoop::kWinograd, false},
+    {"pixels of pairs", ConvLoop::kPixels, true}, {"direct of pairs", ConvLoop::kDirect, true},
+    {"phases of pairs", ConvLoop::kPhases, true}};
 
 std::atomic<const Candidate*>& Forced() {
   static std::atomic<const Candidate*> forced{nullptr};
