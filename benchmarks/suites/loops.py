@@ -77,8 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"benchmarks loops: {error}", file=sys.stderr)
         return 1
-    shown = [row | {f"{loop}_us": f"{row[f'{loop}_us']:.0f}" if f"{loop}_us" in row else "" for loop in LOOPS} for row in rows]
-    print(tables.aligned(shown, _COLUMNS))
+    print(tables.aligned([_shown(row) for row in rows], _COLUMNS))
     for weights in WEIGHTS:
         regrets = [row["regret"] for row in rows if row["weights"] == weights]
         lost = f"regret {timing.geometric_mean(regrets):.3f}, at worst {max(regrets):.2f}"
@@ -87,6 +86,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         content = {**environment.describe_run(), "command": command.portable("loops", arguments)}
         results.add(options.json, "loops", {**content, "rows": rows})
     return 0
+
+
+def _shown(row: tables.Row) -> tables.Row:
+    """The row with its times as text, nothing for a loop that did not run."""
+    times = {f"{loop}_us": row.get(f"{loop}_us") for loop in LOOPS}
+    return row | {key: "" if found is None else f"{found:.0f}" for key, found in times.items()}
 
 
 def _measure(layer: Layer, weights: str, zeros: float, repeats: int) -> tables.Row:

@@ -5,6 +5,7 @@
 // Layout: channels are the vector, so x, kernel and result are read as they lie in memory.
 // Why no lists: each value meets one weight, so finding a zero costs as much as multiplying by it. The zeros are
 //   masked, which drops 0 * inf and 0 * nan as the other sparse kernels do. The dense convolution does not mask.
+// Four vectors of a window at a time share the addresses of its taps. Those beyond the map are left out at once.
 // Bound by: loads of x from L1 and L2, each pixel once per tap.
 #ifndef JSC_CPU_LOOPS_DEPTHWISE_KERNEL_H_
 #define JSC_CPU_LOOPS_DEPTHWISE_KERNEL_H_
@@ -15,27 +16,47 @@ namespace jsc {
 namespace JSC_ISA {
 namespace {
 
-// One window, one vector of channels. x: [H, W, C] at the first channel; packed: [kh * kw, stride] at the vector.
-template <bool kSkipZeros, typename T, typename A>
-inline Vector<A> DepthwiseWindow(const ConvArgs& a, const T* x, int64_t width, int64_t y, int64_t column,
-                                 const A* packed, int64_t stride) {
-  Vector<A> sum = {};
-  for (int64_t ky = 0; ky < a.kernel_size[0]; ++ky) {
-    const int64_t row = y * a.stride[0] - a.pad_low[0] + ky * a.dilation[0];
-    if (row < 0 || row >= a.size[0]) continue;
-    for (int64_t kx = 0; kx < a.kernel_size[1]; ++kx) {
-      const int64_t in = column * a.stride[1] - a.pad_low[1] + kx * a.dilation[1];
-      if (in < 0 || in >= a.size[1]) continue;
-      const Vector<A> value = LoadFirstOf<A>(x + (row * a.size[1] + in) * a.channels, width);
-      const Vector<A> product = value * Load(packed + (ky * a.kernel_size[1] + kx) * stride);
-      if constexpr (kSkipZeros) {
-        sum += value == Vector<A>{} ? Vector<A>{} : product;
-      } else {
-        sum += product;
+// The taps of a window that lie within the map, as rows and columns of them: where each begins in x and in the packed
+// kernel, and the steps from one to the next, in elements.
+template <typename T, typename A>
+struct DepthwiseTaps {
+  const T* x;
+  const A* packed;
+  int64_t rows, columns;
+  int64_t x_row, x_column, packed_row, packed_column;
+};
+
+// Of an axis: taps [begin, end) of a window that begins at `first`.
+inline Range TapsWithin(int64_t first, int64_t size, int64_t taps, int64_t dilation) {
+  if (first >= 0 && first + (taps - 1) * dilation < size) return {0, taps};
+  Range within = {0, taps};
+  while (within.begin < taps && first + within.begin * dilation < 0) ++within.begin;
+  while (within.end > within.begin && first + (within.end - 1) * dilation >= size) --within.end;
+  return within;
+}
+
+// kVectors vectors of channels of one window, from channel v of the block on; the last has `width` channels.
+template <bool kSkipZeros, int kVectors, typename T, typename A>
+inline void DepthwiseWindow(const DepthwiseTaps<T, A>& taps, int64_t v, int64_t width, A* sums) {
+  Vector<A> sum[kVectors] = {};
+  for (int64_t row = 0; row < taps.rows; ++row) {
+    const T* x = taps.x + row * taps.x_row + v;
+    const A* packed = taps.packed + row * taps.packed_row + v;
+    for (int64_t column = 0; column < taps.columns; ++column, x += taps.x_column, packed += taps.packed_column) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kVectors; ++i) {
+        const int64_t at = i * kLanes<A>;
+        const Vector<A> value = kVectors > 1 ? Load(x + at) : LoadFirstOf<A>(x + at, width);
+        const Vector<A> product = value * Load(packed + at);
+        if constexpr (kSkipZeros) {
+          sum[i] += value == Vector<A>{} ? Vector<A>{} : product;
+        } else {
+          sum[i] += product;
+        }
       }
     }
   }
-  return sum;
+  for (int i = 0; i < kVectors; ++i) Store(sums + v + i * kLanes<A>, sum[i]);
 }
 
 template <typename A>
@@ -82,11 +103,25 @@ void RunDepthwiseTask(const ConvTask& task, char* scratch) {
       const T* x =
           static_cast<const T*>(task.call->x) + image.image * a.size[0] * a.size[1] * a.channels + block * stride;
       for (int64_t y = image.conv_rows.begin; y < image.conv_rows.end; ++y) {
+        const int64_t top = y * a.stride[0] - a.pad_low[0];
+        const Range rows = TapsWithin(top, a.size[0], a.kernel_size[0], a.dilation[0]);
         for (int64_t column = tile.conv_cols.begin; column < tile.conv_cols.end; ++column, sums += stride) {
-          for (int64_t v = 0; v < slice.width; v += kLanes<A>) {
-            Store(sums + v,
-                  DepthwiseWindow<kSkipZeros>(a, x + v, slice.width - v, y, column, buffers.packed + v, stride));
+          const int64_t left = column * a.stride[1] - a.pad_low[1];
+          const Range columns = TapsWithin(left, a.size[1], a.kernel_size[1], a.dilation[1]);
+          const int64_t first = (top + rows.begin * a.dilation[0]) * a.size[1] + left + columns.begin * a.dilation[1];
+          const DepthwiseTaps<T, A> taps = {x + first * a.channels,
+                                            buffers.packed + (rows.begin * a.kernel_size[1] + columns.begin) * stride,
+                                            rows.size(),
+                                            columns.size(),
+                                            a.dilation[0] * a.size[1] * a.channels,
+                                            a.dilation[1] * a.channels,
+                                            a.kernel_size[1] * stride,
+                                            stride};
+          int64_t v = 0;
+          for (; v + 4 * kLanes<A> <= slice.width; v += 4 * kLanes<A>) {
+            DepthwiseWindow<kSkipZeros, 4>(taps, v, kLanes<A>, sums);
           }
+          for (; v < slice.width; v += kLanes<A>) DepthwiseWindow<kSkipZeros, 1>(taps, v, slice.width - v, sums);
         }
       }
     }

@@ -62,6 +62,8 @@ def test_large_windows(found: Choice, wanted: Choice) -> None:
         (of((1, 28, 28, 10), 3, 1), DENSE_TOO),
         (of((1, 72, 71, 3), 3, 1, groups=3), NEVER),
         (of((1, 72, 72, 16), 16, 1, groups=16), ALWAYS),
+        (of((1, 99, 101, 264), 264, 1, groups=264), NEVER),  # each channel is scaled
+        (of((1, 99, 101, 264), 528, 1, groups=264), ALWAYS),
     ],
 )
 def test_products_of_few_channels(found: Choice, wanted: Choice) -> None:
