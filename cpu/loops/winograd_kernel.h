@@ -1,10 +1,9 @@
 // One task of a dense 3x3 convolution by Winograd's algorithm F(2x2, 3x3) (Lavin and Gray, CVPR 2016, section 4.1):
 // four results of one pair of channels take 16 multiplications, not 36. Nothing is skipped.
 //
-// What: for each square of 2x2 results the 4x4 pixels of x that it meets are transformed, the kernel too; at each of
-// the
-//   16 points the squares' channels are multiplied with the kernel's, as a product of matrices; the sums are
-//   transformed back. Both transforms of x and of the sums only add, that of the kernel halves. Then the epilogue.
+// What: for each square of 2x2 results the 4x4 pixels of x that it meets are transformed, and the kernel is. At each of
+//   the 16 points the squares' channels are multiplied with the kernel's, as a product of matrices. The sums are
+//   transformed back. Transforms of x and of the sums only add, that of the kernel halves. Then the epilogue.
 // Layout: pixels are [point, square, channel], the kernel of one block and chunk [point, channel, block], the sums of a
 //   block [point, square, block]. So each point is a 1x1 convolution, which is MultiplyDirect of dense_conv_kernel.h.
 // Squares begin at even rows and columns of a map, whatever the tile is. So results do not depend on how many threads

@@ -1,5 +1,6 @@
 // How a 3x3 convolution by Winograd's algorithm is cut into tasks, in the terms of plan/plan.h.
 #include <algorithm>
+#include <limits>
 
 #include "cpu/plan/plan_search.h"
 #include "model_constants.h"
@@ -15,6 +16,7 @@ namespace {
 //   kWeights                  ... one vector of the kernel's 3x3 weights, ...
 //   kResults                  ... and one vector of a square's sums
 //   kTask                     of a task, whatever it does
+//   kChannelsLeast            in and out: transforms of fewer cost as much as they save
 using namespace model::cpu_winograd;
 using model::cpu_threads::kWake;
 
@@ -37,7 +39,7 @@ bool CanRunWinograd(const ConvCall& call, const Machine& machine) {
   for (int i = 0; i < 2; ++i) {
     if (a.kernel_size[i] != 3 || a.stride[i] != 1 || a.dilation[i] != 1) return false;
   }
-  const bool fits = call.may_be_dense && call.dtype == DataType::F32 && call.kernel != nullptr;
+  const bool fits = call.may_be_dense && call.dtype == DataType::F32 && call.kernel != nullptr && a.group_channels > 0;
   return fits && FittingRows(a, machine) > 0;
 }
 
@@ -73,7 +75,10 @@ ConvPlan MakeWinogradPlan(const ConvArgs& a, const Machine& machine) {
     return machine.threads > 1 && cut.tasks > 1 ? rounds * task + kWake : rounds * task;
   };
   const int64_t most = std::clamp<int64_t>(FittingRows(a, machine) * kSquare / height, 1, rows);
-  return SearchTasks(p, {rows, blocks, a.stacks * a.groups, CeilDiv(rows, most)}, machine.threads, cycles);
+  p = SearchTasks(p, {rows, blocks, a.stacks * a.groups, CeilDiv(rows, most)}, machine.threads, cycles);
+  const double fewest = static_cast<double>(std::min(channels, out_channels));
+  if (fewest < kChannelsLeast) p.cycles = std::numeric_limits<double>::infinity();
+  return p;
 }
 
 }  // namespace jsc

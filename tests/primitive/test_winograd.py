@@ -138,4 +138,5 @@ def test_it_runs_where_there_are_few_zeros(machine: tuple[int, ...]) -> None:
 
     assert (loop(0.1), loop(1.0)) == ("pixels", "winograd")
     assert loop(1.0, strides=2) == loop(1.0, channels=3) == "direct"
+    assert loop(1.0, channels=15) != "winograd"  # few, which transforms do not pay for
     assert loop(1.0, may_be_dense=False) == "pixels"
