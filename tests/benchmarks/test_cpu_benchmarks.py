@@ -246,13 +246,18 @@ def test_profile_adds_up(tmp_path: Path, step: bool, capsys: pytest.CaptureFixtu
 
 @CPU_EXTENSION
 def test_loops_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(loops, "LAYERS", (loops.Layer(1, 6, 16, 3, 16),))
+    monkeypatch.setattr(loops, "LAYERS", (loops.Layer(1, 6, 16, 3, 16), loops.Layer(1, 6, 16, 1, 16)))
     assert loops.main(["--zeros", "0", "50", "--repeats", "2", "--json", str(tmp_path / "rows.json")]) == 0
     printed = capsys.readouterr().out
     assert all(f"{_native.cpu_isa()}, weights as {weights}s: regret" in printed for weights in loops.WEIGHTS)
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert [(row["layer"], row["weights"], row["zeros_percent"]) for row in rows] == [
-        ("1x6x6, 3x3 16->16", weights, zeros) for weights in loops.WEIGHTS for zeros in (0, 50)
+        (f"1x6x6, {window}x{window} 16->16", weights, zeros)
+        for window in (3, 1)
+        for weights in loops.WEIGHTS
+        for zeros in (0, 50)
     ]
     for row in rows:
-        assert row["regret"] == pytest.approx(row["auto_us"] / min(row["direct_us"], row["pixels_us"]))
+        of_loops = [row[f"{loop}_us"] for loop in loops.LOOPS[1:] if f"{loop}_us" in row]
+        assert len(of_loops) == (3 if "3x3" in row["layer"] else 2)  # Winograd's is for 3x3 kernels
+        assert row["regret"] == pytest.approx(row["auto_us"] / min(of_loops))
