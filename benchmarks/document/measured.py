@@ -14,6 +14,7 @@ DEVICES = {
     "h100": "H100",
     "cpu_amd_epyc": "AMD EPYC",
     "cpu_amd_epyc_zen4": "AMD EPYC of Zen 4",
+    "cpu_amd_epyc_zen3": "AMD EPYC of Zen 3, AVX2",
     "cpu_intel_xeon": "Intel Xeon",
 }
 """Folders of results, as the page calls them."""
