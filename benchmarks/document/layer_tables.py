@@ -201,6 +201,22 @@ def instructions(rows: Sequence[Row]) -> list[str]:
     return [table(("layer", "zeros", *loops), lines)]
 
 
+def loops(rows: Sequence[Row]) -> list[str]:
+    """Microseconds of the chosen loop of the CPU kernels and of each, and what the choice loses."""
+    names = ("auto", "direct", "pixels", "winograd")
+    lines = (
+        (
+            row["layer"],
+            row["weights"],
+            f"{row['zeros_percent']:.0f} %",
+            *(microseconds(row[f"{name}_us"]) if f"{name}_us" in row else "" for name in names),
+            ratio(row["regret"]),
+        )
+        for row in rows
+    )
+    return [table(("layer", "weights", "zeros", *(f"{name} us" for name in names), "regret"), lines)]
+
+
 def sweep(rows: Sequence[Row]) -> list[str]:
     """Random layers: the geometric mean, and how many lose."""
     found: dict[tuple[str, str, str, str], list[Row]] = {}

@@ -184,6 +184,13 @@ many microseconds it is behind.""",
         "Thousands of instructions of a call, counted by valgrind, by loop of the CPU kernels.",
         layer_tables.instructions,
     ),
+    "loops": (
+        "Loops of a CPU",
+        """\
+The loop that the CPU kernels choose, "auto", beside the dense ones and that over pixels, in turns. The regret is its
+time over that of the fastest.""",
+        layer_tables.loops,
+    ),
     "sweep": (
         "Random layers",
         "XLA's time over that of `None`, both with plain arguments or constants. What loses was timed again, longer.",

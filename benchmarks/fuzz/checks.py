@@ -16,6 +16,7 @@ from benchmarks.fuzz.case import GRADIENTS, Case, out_shape
 from benchmarks.fuzz.operands import BATCH, Array, Inputs, Operands, dtype_of, inputs
 from benchmarks.fuzz.oracle import Rounding
 from jax_sparse_conv._src import devices
+from jax_sparse_conv._src.dispatch import model
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 6e-3, "float16": 8e-4, "float64": 1e-14}
 """Of the norm of a result, as the package's tests have it; those of long sums are larger."""
@@ -131,7 +132,9 @@ def _may_be_transformed(case: Case) -> bool:
     is_derivative = case.transform in (*GRADIENTS, "jacfwd")
     if devices.default_platform() == "gpu":
         return case.implementation in (None, "xla") or is_derivative
-    is_winograds = case.dtype == "float32" and tuple(case.kernel) == (3, 3)
+    least = min(case.x[3] // case.groups, case.out_channels // case.groups)
+    is_large = least >= model.shipped("cpu winograd")["channels, least"]
+    is_winograds = case.dtype == "float32" and tuple(case.kernel) == (3, 3) and is_large
     return is_winograds and (case.implementation is None or is_derivative)
 
 

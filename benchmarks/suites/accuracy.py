@@ -109,17 +109,21 @@ def _layer(layer: Layer) -> Iterator[Row]:
         for implementation, loop in _sides(layer):
             with _cpu_loop(loop):
                 found = _run(layer, x, kernel, implementation, precision)
-            yield case | _errors(f"{implementation}, {loop}" if loop else implementation, found, xla, exact)
+            named = ", ".join(filter(None, (implementation, loop)))
+            yield case | _errors(named, found, xla, exact)
         if layer.window and precision == "highest":
             for family, found in _of_families(layer, x, kernel):
                 yield case | _errors(f"direct, {family}", found, xla, exact)
 
 
-def _sides(layer: Layer) -> list[tuple[str, str]]:
+def _sides(layer: Layer) -> list[tuple[str | None, str]]:
+    """Implementations, and the loops of a CPU that run them; a named one never runs Winograd's."""
     if not layer.window:
         return [("ecr", "")]
-    named = [("direct", ""), ("coo", ""), ("ecr", "")]
-    return named[:2] + [("ecr", loop) for loop in LOOPS] if devices.default_platform() == "cpu" else named
+    if devices.default_platform() != "cpu":
+        return [("direct", ""), ("coo", ""), ("ecr", "")]
+    dense = [("direct", ""), *([(None, "winograd")] if layer.window == 3 else [])]
+    return [*dense, ("coo", ""), *(("ecr", loop) for loop in LOOPS)]
 
 
 def _of_families(layer: Layer, x: np.ndarray, kernel: np.ndarray) -> Iterator[tuple[str, jax.Array]]:
@@ -142,7 +146,7 @@ def _operands(layer: Layer) -> tuple[np.ndarray, np.ndarray]:
     return x.astype(np.float32), kernel.astype(np.float32)
 
 
-def _run(layer: Layer, x: Any, kernel: Any, implementation: str, precision: str) -> jax.Array:
+def _run(layer: Layer, x: Any, kernel: Any, implementation: str | None, precision: str) -> jax.Array:
     function: Any = jsc.conv if layer.window else jsc.dense
     return jax.jit(lambda *given: function(*given, implementation=implementation, precision=precision))(x, kernel)
 

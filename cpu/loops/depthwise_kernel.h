@@ -16,8 +16,10 @@ namespace jsc {
 namespace JSC_ISA {
 namespace {
 
-// The taps of a window that lie within the map, as rows and columns of them: where each begins in x and in the packed
-// kernel, and the steps from one to the next, in elements.
+constexpr int kTogether = 4;  // vectors of a window that share the addresses of its taps
+
+// The taps of a window that lie within the map, as rows and columns of them: where the first lies in x and in the
+// packed kernel, and the steps from one to the next, in elements.
 template <typename T, typename A>
 struct DepthwiseTaps {
   const T* x;
@@ -35,6 +37,26 @@ inline Range TapsWithin(int64_t first, int64_t size, int64_t taps, int64_t dilat
   return within;
 }
 
+// Those of the window whose first tap is in row `top` and column `left`. x: an image, packed: [kh * kw, stride], both
+// at the block's first channel.
+template <typename T, typename A>
+inline DepthwiseTaps<T, A> DepthwiseTapsAt(const ConvArgs& a, const T* x, int64_t top, int64_t left, const A* packed,
+                                           int64_t stride) {
+  const Range rows = TapsWithin(top, a.size[0], a.kernel_size[0], a.dilation[0]);
+  const Range columns = TapsWithin(left, a.size[1], a.kernel_size[1], a.dilation[1]);
+  const int64_t row = top + rows.begin * a.dilation[0], column = left + columns.begin * a.dilation[1];
+  DepthwiseTaps<T, A> taps{};
+  taps.x = x + (row * a.size[1] + column) * a.channels;
+  taps.packed = packed + (rows.begin * a.kernel_size[1] + columns.begin) * stride;
+  taps.rows = rows.size();
+  taps.columns = columns.size();
+  taps.x_row = a.dilation[0] * a.size[1] * a.channels;
+  taps.x_column = a.dilation[1] * a.channels;
+  taps.packed_row = a.kernel_size[1] * stride;
+  taps.packed_column = stride;
+  return taps;
+}
+
 // kVectors vectors of channels of one window, from channel v of the block on; the last has `width` channels.
 template <bool kSkipZeros, int kVectors, typename T, typename A>
 inline void DepthwiseWindow(const DepthwiseTaps<T, A>& taps, int64_t v, int64_t width, A* sums) {
@@ -43,7 +65,7 @@ inline void DepthwiseWindow(const DepthwiseTaps<T, A>& taps, int64_t v, int64_t 
     const T* x = taps.x + row * taps.x_row + v;
     const A* packed = taps.packed + row * taps.packed_row + v;
     for (int64_t column = 0; column < taps.columns; ++column, x += taps.x_column, packed += taps.packed_column) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int i = 0; i < kVectors; ++i) {
         const int64_t at = i * kLanes<A>;
         const Vector<A> value = kVectors > 1 ? Load(x + at) : LoadFirstOf<A>(x + at, width);
@@ -104,22 +126,12 @@ void RunDepthwiseTask(const ConvTask& task, char* scratch) {
           static_cast<const T*>(task.call->x) + image.image * a.size[0] * a.size[1] * a.channels + block * stride;
       for (int64_t y = image.conv_rows.begin; y < image.conv_rows.end; ++y) {
         const int64_t top = y * a.stride[0] - a.pad_low[0];
-        const Range rows = TapsWithin(top, a.size[0], a.kernel_size[0], a.dilation[0]);
         for (int64_t column = tile.conv_cols.begin; column < tile.conv_cols.end; ++column, sums += stride) {
           const int64_t left = column * a.stride[1] - a.pad_low[1];
-          const Range columns = TapsWithin(left, a.size[1], a.kernel_size[1], a.dilation[1]);
-          const int64_t first = (top + rows.begin * a.dilation[0]) * a.size[1] + left + columns.begin * a.dilation[1];
-          const DepthwiseTaps<T, A> taps = {x + first * a.channels,
-                                            buffers.packed + (rows.begin * a.kernel_size[1] + columns.begin) * stride,
-                                            rows.size(),
-                                            columns.size(),
-                                            a.dilation[0] * a.size[1] * a.channels,
-                                            a.dilation[1] * a.channels,
-                                            a.kernel_size[1] * stride,
-                                            stride};
+          const auto taps = DepthwiseTapsAt(a, x, top, left, buffers.packed, stride);
           int64_t v = 0;
-          for (; v + 4 * kLanes<A> <= slice.width; v += 4 * kLanes<A>) {
-            DepthwiseWindow<kSkipZeros, 4>(taps, v, kLanes<A>, sums);
+          for (; v + kTogether * kLanes<A> <= slice.width; v += kTogether * kLanes<A>) {
+            DepthwiseWindow<kSkipZeros, kTogether>(taps, v, kLanes<A>, sums);
           }
           for (; v < slice.width; v += kLanes<A>) DepthwiseWindow<kSkipZeros, 1>(taps, v, slice.width - v, sums);
         }

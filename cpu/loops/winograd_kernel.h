@@ -10,7 +10,7 @@
 //   there are. A square over the edge of a tile is computed and written in part.
 // Accuracy: a sum has a ninth of the terms at each point, so it loses fewer digits, and the transforms lose some.
 // Large values: all results of a square share the rounding of its pixels. So a tile whose largest element is beyond
-//   kMostOverMean times the root of its mean square is left to dense_conv_kernel.h. Infinite weights, and sums that
+//   kMostOverRms times the root of its mean square is left to dense_conv_kernel.h. Infinite weights, and sums that
 //   overflow, make a result that is not finite: then the rest of the task is left to it, too.
 // Bound by: multiply-adds where there are many squares, transforms of the kernel where there are few.
 #ifndef JSC_CPU_LOOPS_WINOGRAD_KERNEL_H_
@@ -81,10 +81,10 @@ inline WinogradBuffers TakeWinogradBuffers(const ConvTask& task, const Tile& til
   return buffers;
 }
 
-constexpr float kMostOverMean = 256;  // which is 1e-5 of the mean in results beside the element
+constexpr float kMostOverRms = 256;  // whose rounding is some 1e-5 of it, in results beside the element
 
-// Whether no element of a tile's x is that large, or not finite.
-[[gnu::noinline]] inline bool IsEven(const ConvTask& task, const Tile& tile, const TileImage* images) {
+// Whether an element of a tile's x is larger than that, or not finite.
+[[gnu::noinline]] inline bool HasOutlier(const ConvTask& task, const Tile& tile, const TileImage* images) {
   const ConvArgs& a = task.call->args;
   double squares = 0;
   float most = 0;
@@ -109,7 +109,8 @@ constexpr float kMostOverMean = 256;  // which is 1e-5 of the mean in results be
     }
   }
   const double count = static_cast<double>(rows * tile.in_cols.size() * a.group_channels);
-  return squares - squares == 0 && static_cast<double>(most) * count <= kMostOverMean * kMostOverMean * squares;
+  const bool within = static_cast<double>(most) * count <= kMostOverRms * kMostOverRms * squares;
+  return !within || squares - squares != 0;
 }
 
 // B' d B of a patch of x, d: [row][column], in place.
@@ -293,7 +294,7 @@ inline void RunWinograd(const ConvTask& task, char* scratch) {
   const Tile tile = MakeTile(task, nullptr);
   WinogradBuffers buffers = TakeWinogradBuffers(task, tile, scratch);
   MakeTile(task, buffers.images);
-  if (!IsEven(task, tile, buffers.images)) return RunDirect<float>(task, scratch);
+  if (HasOutlier(task, tile, buffers.images)) return RunDirect<float>(task, scratch);
   for (int64_t i = 0; i < buffers.squares + kMostWindows; ++i) buffers.rows.windows[i] = i < buffers.squares ? i : 0;
   buffers.rows.taps[0] = 0;
   TransformTile(task, tile, buffers);

@@ -109,14 +109,16 @@ def test_a_wrong_result_is_found(wrong: Any, sentence: str, transform: str, monk
 
 
 @pytest.mark.parametrize(
-    ("platform", "kernel", "is_wrong"), [("cpu", (1, 1), True), ("cpu", (3, 3), False), ("gpu", (1, 1), False)]
+    ("platform", "window", "channels", "is_wrong"),
+    [("cpu", 1, 16, True), ("cpu", 3, 15, True), ("cpu", 3, 16, False), ("gpu", 1, 1, False)],
 )
 def test_transforms_mix_the_elements_of_a_tile(
-    platform: str, kernel: tuple[int, int], is_wrong: bool, monkeypatch: pytest.MonkeyPatch
+    platform: str, window: int, channels: int, is_wrong: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """cuDNN's leave 1e-8 where the derivative is 0."""
     monkeypatch.setattr(checks.devices, "default_platform", lambda: platform)
-    case = Case("conv", None, "float32", "grad", jit=True, x=(1, 2, 2, 1), out_channels=1, kernel=kernel)
+    sizes: Any = {"x": (1, 2, 2, channels), "out_channels": channels, "kernel": (window, window)}
+    case = Case("conv", None, "float32", "grad", jit=True, **sizes)
     found, wanted, bound = np.full(4, 1e-8), np.zeros(4), np.array([1e-6, 0, 0, 0])
     assert (checks._differs(case, found, wanted, bound, None, 0) is not None) == is_wrong
 

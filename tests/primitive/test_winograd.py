@@ -38,8 +38,7 @@ CASES = [
          window_padding=SAME, zeros=0.0),
     Case("average pool", (1, 12, 12, 24), 16, pool="avg", zeros=0.1),
     Case("no output", (1, 2, 2, 8), 8, padding="VALID"),
-    *cases.ACCURACY_CASES[:5],
-    *cases.LONG_CASES[:2],
+    *(case for case in (*cases.ACCURACY_CASES, *cases.LONG_CASES) if case.kernel == (3, 3)),
 ]  # fmt: skip
 
 
@@ -87,7 +86,7 @@ def test_it_is_as_exact_as_xla(winograd: str) -> None:
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3e38, 1e9])
 def test_what_a_value_does_not_reach_is_exact(value: float, winograd: str) -> None:
-    """Results beside a large element, or one that is not finite, share its square and not its rounding."""
+    """Nor are results changed that are in one square with those that it reaches."""
     case = Case("a large element", (1, 8, 8, 32), 24, zeros=0.0)
     inputs = cases.inputs(case)
     inputs.x[0, 3, 4, 7] = value

@@ -78,7 +78,7 @@ def density_of_sparse(workload: Workload) -> float:
     """
     if workload.is_symbolic:
         return math.inf
-    if _is_small_product(workload):
+    if _is_small_product(workload) or _scales_a_large_map(workload):
         return 0.0
     if workload.is_image:
         return math.inf if _is_small_image(workload) else 0.0
@@ -108,18 +108,20 @@ def _is_small_image(workload: Workload) -> bool:
 
 
 def _is_small_product(workload: Workload) -> bool:
-    """Whether it is a 1x1 convolution of so few channels, in and out, that vectors of them are mostly empty.
-
-    Or one that only scales the channels of a large map.
-    """
+    """Whether it is a 1x1 convolution of so few channels, in and out, that vectors of them are mostly empty."""
     if workload.method == "dense" or _taps(workload) > 1 or workload.itemsize == 2:
         return False
     channels, groups = workload.kernel_shape[4], workload.geometry.groups
-    of = model.shipped("cpu shapes")
-    if 1 < groups == channels and workload.pixels * channels > of["elements, scaled"]:
-        return True
-    most = of["channels, small product"]
+    most = model.shipped("cpu shapes")["channels, small product"]
     return max(workload.x_shape[3], channels) <= most if groups == 1 else max(groups, channels) < most
+
+
+def _scales_a_large_map(workload: Workload) -> bool:
+    """Whether it is a 1x1 depthwise convolution: memory bounds it, and zeros save none."""
+    if workload.method == "dense" or _taps(workload) > 1 or workload.itemsize == 2:
+        return False
+    channels, most = workload.kernel_shape[4], model.shipped("cpu shapes")["elements, scaled"]
+    return 1 < workload.geometry.groups == channels and workload.pixels * channels > most
 
 
 def _most_of_odd(workload: Workload) -> float:
