@@ -238,6 +238,50 @@ def _instructions(results: Path) -> Sequence[str]:
     return found
 
 
+@_says(
+    _KERNELS + "cpu.md",
+    """\
+These are microseconds with constant weights (`cpu_amd_epyc_zen3/loops.json`).
+
+| layer | zeros | direct | pixels | winograd |
+|---|---|---|---|---|
+| 4x56x56, 64->64 | none | {} | {} | {} |
+| 1x28x28, 512->512 | none | {} | {} | {} |
+| 1x112x112, 128->128 | none | {} | {} | {} |
+| 1x112x112, 128->128 | half | {} | {} | {} |
+| 1x112x112, 128->128 | 70 % | {} | {} | {} |""",
+)
+def _winograd_beside_others(results: Path) -> Sequence[str]:
+    path, found = results / "cpu_amd_epyc_zen3" / "loops.json", list[str]()
+    for layer, zeros in (
+        ("4x56x56, 3x3 64->64", 0),
+        ("1x28x28, 3x3 512->512", 0),
+        *(("1x112x112, 3x3 128->128", zeros) for zeros in (0, 50, 70)),
+    ):
+        (row,) = rows_of(path, layer=layer, weights="constant", zeros_percent=zeros)
+        found += [f"{row[f'{loop}_us']:,.0f}" for loop in ("direct", "pixels", "winograd")]
+    return found
+
+
+@_says(
+    _KERNELS + "cpu.md",
+    "With AVX2 it takes {} of that loop's time in geometric mean, {} at worst (`cpu_amd_epyc_zen3/loops.json`)",
+)
+def _regret_of_loops(results: Path) -> Sequence[str]:
+    regrets = [row["regret"] for row in rows_of(results / "cpu_amd_epyc_zen3" / "loops.json")]
+    return ratio(geometric_mean(regrets)), ratio(max(regrets))
+
+
+@_says(
+    _KERNELS + "cpu.md",
+    "Without zeros its errors are {} to {} of XLA's (`cpu_amd_epyc_zen3/accuracy.json`)",
+)
+def _errors_of_winograd(results: Path) -> Sequence[str]:
+    rows = rows_of(results / "cpu_amd_epyc_zen3" / "accuracy.json", implementation="winograd")
+    ratios = [row["ratio"] for row in rows if row["case"].endswith(" 0 % zeros")]
+    return ratio(min(ratios)), ratio(max(ratios))
+
+
 def _layer_of_resnet(results: Path, layer: str) -> Sequence[str]:
     """Ours and XLA's microseconds of the row of a layer with a trained network's zeros, or of an image."""
     rows = rows_of(results / "cpu_amd_epyc" / "zoo.json", batch=1, weights="packed")

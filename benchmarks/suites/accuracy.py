@@ -107,8 +107,8 @@ def _layer(layer: Layer) -> Iterator[Row]:
         case = {"case": layer.name, "products": layer.products, "precision": precision}
         xla = _run(layer, x, kernel, "xla", precision)
         for implementation, loop in _sides(layer):
-            with _cpu_loop(loop):
-                found = _run(layer, x, kernel, implementation, precision)
+            with _cpu_loop(loop):  # it ends before another is told
+                found = _run(layer, x, kernel, implementation, precision).block_until_ready()
             named = ", ".join(filter(None, (implementation, loop)))
             yield case | _errors(named, found, xla, exact)
         if layer.window and precision == "highest":
