@@ -64,6 +64,7 @@ ConvCall CallOf(const Block& block, int64_t kernel_size, int64_t channels, int64
     a.pad_low[i] = kernel_size / 2;
   }
   call.dtype = DataType::F32;
+  call.may_be_dense = true;
   return call;
 }
 

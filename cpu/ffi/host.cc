@@ -46,10 +46,39 @@ Machine ThisMachine(const Isa& isa, int64_t threads) {
   return {l1, l2, isa.vector_bytes, threads, isa.many_registers, MultipliesPairs()};
 }
 
+// That of a map that is scaled when it is read: of some channels of some pixels.
+double ScaledDensity(const ConvCall& call) {
+  constexpr int64_t kPixels = 64, kChannels = 16;
+  const ConvArgs& a = call.args;
+  const Scaled& scaled = call.scaled;
+  const auto *x = static_cast<const float*>(call.x), *scale = static_cast<const float*>(scaled.scale),
+             *shift = static_cast<const float*>(scaled.shift);
+  const int64_t pixels = a.images * a.size[0] * a.size[1], step = pixels / kPixels + 1;
+  const int64_t channels = std::min(kChannels, a.group_channels);
+  int64_t some = 0, all = 0;
+  for (int64_t pixel = 0, first = 0; pixel < pixels; pixel += step, first += channels) {
+    if (first + channels > a.group_channels) first = 0;
+    const int64_t image = pixel / (a.size[0] * a.size[1]), row = pixel / a.size[1] % a.size[0];
+    const float* const corner =
+        x + ((image * scaled.size[0] + row * scaled.window) * scaled.size[1] + pixel % a.size[1] * scaled.window) *
+                a.channels;
+    for (int64_t c = first; c < first + channels; ++c, ++all) {
+      bool positive = false;
+      for (int64_t y = 0; y < scaled.window; ++y) {
+        for (int64_t column = 0; column < scaled.window; ++column) {
+          const float value = corner[(y * scaled.size[1] + column) * a.channels + c];
+          positive |= !(value * scale[c] + shift[c] <= 0);
+        }
+      }
+      some += positive;
+    }
+  }
+  return static_cast<double>(some) / static_cast<double>(std::max<int64_t>(1, all));
+}
+
 // Fraction of non-zeros of a call's map.
 double SampleDensity(const Isa& isa, int dtype, const ConvCall& call) {
-  constexpr double kActivated = 0.5;  // of what is not there yet
-  if (call.scaled.scale != nullptr) return kActivated;
+  if (call.scaled.scale != nullptr) return ScaledDensity(call);
   const ConvArgs& a = call.args;
   return SampledDensity(isa, dtype, call.x, a.images * a.size[0] * a.size[1] * a.channels);
 }
@@ -214,7 +243,7 @@ ffi::Error RunDirectCall(ffi::ThreadPool& pool, const ConvCall& call) {
   const bool depthwise = IsDepthwise(call.args);
   ConvCall flat = WithoutPairs(call);
   if (depthwise) flat.args.groups = 1;  // all channels as one group whose kernel has one input channel
-  const ConvPlan plan = MakeDirectPlan(flat.args, machine, dtype == kFloat64 ? 8 : 4, flat.packed != nullptr);
+  const ConvPlan plan = MakeDirectPlan(flat, machine, dtype == kFloat64 ? 8 : 4);
   const auto make = [&](Taken taken, int64_t) { return TaskAt(flat, plan, taken.begin); };
   return RunTasks(team, machine.threads, plan.tasks, make, (depthwise ? isa.depthwise_bytes : isa.direct_bytes)[dtype],
                   (depthwise ? isa.direct_depthwise : isa.direct)[dtype]);

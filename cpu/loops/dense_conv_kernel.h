@@ -9,7 +9,8 @@
 //   run of packed pixels, and of weights, where the kernel is not dilated: a stem of three channels has runs of 9 or
 //   21 products. Addresses of a window are added up once per run. The loop checks no bounds, because the packed pixels
 //   have their padding.
-// 1x1: a packed kernel is read as it lies, eight vectors to a row, and so is x where it needs no padding.
+// 1x1: a packed kernel is read as it lies, eight vectors to a row, and so is x where it needs no padding. What a dense
+//   block scales is scaled when it is packed.
 // Order of each sum: a chunk's products from 0 on, then the chunks (core/simd.h, AddTo).
 // Lost: asking for the weights of the next block as well (1x1 layers 5 % less to 5 % more).
 // Bound by: multiply-adds on wide layers; packing x and the kernel where there are few windows or few channels.
@@ -17,6 +18,7 @@
 #define JSC_CPU_LOOPS_DENSE_CONV_KERNEL_H_
 
 #include "cpu/loops/depthwise_kernel.h"
+#include "cpu/loops/pixel_entries.h"
 #include "cpu/loops/window_kernel.h"
 
 namespace jsc {
@@ -59,7 +61,8 @@ inline int64_t RunTaps(const ConvArgs& a) { return a.dilation[1] == 1 ? a.kernel
 template <typename T>
 inline bool ReadsInPlace(const ConvTask& task) {
   const ConvArgs& a = task.call->args;
-  bool inside = sizeof(T) == sizeof(Accumulator<T>) && !task.call->lone_channel;
+  const bool scaled = task.call->scaled.scale != nullptr;
+  bool inside = sizeof(T) == sizeof(Accumulator<T>) && !task.call->lone_channel && !scaled;
   for (int i = 0; i < 2; ++i) {
     inside &= a.kernel_size[i] == 1 && a.pad_low[i] == 0 && (a.conv_size[i] - 1) * a.stride[i] < a.size[i];
   }
@@ -196,6 +199,18 @@ template <typename T, typename F>
   }
 }
 
+// The same, scaled where the call has a scale: of dense blocks, whose windows are pixels then.
+template <typename T, typename F>
+void PackRead(const ConvTask& task, const Tile& tile, const Chunk& chunk, const Patch& patch, const TileImage* images,
+              F* pixels) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (task.call->scaled.scale != nullptr) {
+      return ActivatePixels(task, tile, images, chunk.channel_begin, chunk.channels, pixels);
+    }
+  }
+  PackPixels<T>(task, tile, chunk, patch, images, pixels);
+}
+
 // What a chunk adds to a block's windows.
 template <typename F>
 struct DirectWork {
@@ -308,18 +323,17 @@ void RunDirect(const ConvTask& task, char* scratch) {
       work.channels = a.channels;
       work.pixels = static_cast<const F*>(task.call->x) + task.group * a.group_channels + channel;
     } else {
-      PackPixels<T>(task, tile, chunk, patch, buffers.images, buffers.pixels);
+      PackRead<T>(task, tile, chunk, patch, buffers.images, buffers.pixels);
     }
     for (int64_t block = 0; block < blocks; ++block) {
-      const KernelSlice<T> slice = SliceAt<T>(task, chunk, task.block_begin + block);
+      const int64_t at = task.block_begin + block, width = Min(p.block, a.out_channels / a.groups - at * p.block);
       if (packed) {  // [S, groups, blocks, C / groups, 1, block]
-        const int64_t row =
-            ((task.stack * a.groups + task.group) * all_blocks + task.block_begin + block) * a.group_channels + channel;
+        const int64_t row = ((task.stack * a.groups + task.group) * all_blocks + at) * a.group_channels + channel;
         work.weights = static_cast<const F*>(task.call->packed) + row * p.block;
       } else {
-        Pack(slice, p.block, buffers.packed);
+        PackBlock<T>(task, chunk, at, buffers.packed);
       }
-      MultiplyDirectBlock(CeilDiv(slice.width, kLanes<F>), buffers, work, buffers.sums + block * block_sums);
+      MultiplyDirectBlock(CeilDiv(width, kLanes<F>), buffers, work, buffers.sums + block * block_sums);
     }
   }
   for (int64_t block = 0; block < blocks; ++block) {

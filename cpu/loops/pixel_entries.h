@@ -56,15 +56,15 @@ PixelSource<A> ActivatedSource(const ConvTask& task, const Tile& tile, const A* 
   return {copy, channels, tile.in_cols.size() * channels, 0};
 }
 
-// One pixel of x as it is read: the average of relu(scale * x + shift) over a window whose first pixel is at `x`.
+// Some channels of one pixel of x as it is read: the average of relu(scale * x + shift) over a window whose first pixel
+// is at `x`. All arrays begin at the first of those channels.
 template <typename A>
-inline void ActivatePixel(const ConvArgs& a, const Scaled& scaled, const A* x, A* target) {
-  const A* scale = static_cast<const A*>(scaled.scale);
-  const A* shift = static_cast<const A*>(scaled.shift);
+inline void ActivatePixel(const ConvArgs& a, const Scaled& scaled, const A* scale, const A* shift, int64_t channels,
+                          const A* x, A* target) {
   const int64_t row = scaled.size[1] * a.channels;
   const A share = A{1} / static_cast<A>(scaled.window * scaled.window);
-  for (int64_t c = 0; c < a.group_channels; c += kLanes<A>) {
-    const int64_t width = Min(kLanes<A>, a.group_channels - c);
+  for (int64_t c = 0; c < channels; c += kLanes<A>) {
+    const int64_t width = Min(kLanes<A>, channels - c);
     const Vector<A> factor = LoadFirstOf<A>(scale + c, width), term = LoadFirstOf<A>(shift + c, width);
     if (scaled.window == 1) {
       StoreFirst(target + c, Relu<A>(LoadFirstOf<A>(x + c, width) * factor + term), width);
@@ -80,18 +80,21 @@ inline void ActivatePixel(const ConvArgs& a, const Scaled& scaled, const A* x, A
   }
 }
 
-// The tile's pixels as they are read, to a copy of them.
+// `channels` of the tile's pixels as they are read, from `first` on, to a copy [in_rows, in_cols, channels].
 template <typename A>
-void ActivatePixels(const ConvTask& task, const Tile& tile, const TileImage* images, A* copy) {
+void ActivatePixels(const ConvTask& task, const Tile& tile, const TileImage* images, int64_t first, int64_t channels,
+                    A* copy) {
   const ConvArgs& a = task.call->args;
   const Scaled& scaled = task.call->scaled;
-  const A* x = static_cast<const A*>(task.call->x) + task.group * a.group_channels;
+  const A* x = static_cast<const A*>(task.call->x) + task.group * a.group_channels + first;
+  const A* scale = static_cast<const A*>(scaled.scale) + first;
+  const A* shift = static_cast<const A*>(scaled.shift) + first;
   const int64_t row = scaled.size[1] * a.channels;
   for (int64_t i = 0; i < tile.images; ++i) {
     for (int64_t y = images[i].in_rows.begin; y < images[i].in_rows.end; ++y) {
       const A* line = x + (images[i].image * scaled.size[0] + y * scaled.window) * row;
-      for (int64_t column = tile.in_cols.begin; column < tile.in_cols.end; ++column, copy += a.group_channels) {
-        ActivatePixel(a, scaled, line + column * scaled.window * a.channels, copy);
+      for (int64_t column = tile.in_cols.begin; column < tile.in_cols.end; ++column, copy += channels) {
+        ActivatePixel(a, scaled, scale, shift, channels, line + column * scaled.window * a.channels, copy);
       }
     }
   }

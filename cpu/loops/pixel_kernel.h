@@ -327,7 +327,9 @@ void RunPixels(const ConvTask& task, char* scratch) {
   }
   if constexpr (std::is_same_v<T, A>) {
     if (task.call->scaled.scale != nullptr) {
-      if (!task.lists_ready) ActivatePixels(task, tile, buffers.images, buffers.activated);
+      if (!task.lists_ready) {
+        ActivatePixels(task, tile, buffers.images, 0, task.call->args.group_channels, buffers.activated);
+      }
       x = ActivatedSource(task, tile, buffers.activated);
     }
   }

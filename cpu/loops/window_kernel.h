@@ -16,6 +16,8 @@
 #ifndef JSC_CPU_LOOPS_WINDOW_KERNEL_H_
 #define JSC_CPU_LOOPS_WINDOW_KERNEL_H_
 
+#include <type_traits>
+
 #include "cpu/loops/epilogue.h"
 #include "cpu/loops/packed_row.h"
 #include "cpu/loops/window_lists.h"
@@ -64,6 +66,56 @@ template <typename T, typename F>
     }
   }
   for (int64_t k = 0; k < block; ++k) packed[k] = F{};
+}
+
+// Where float32 weights of one chunk of a block lie: in the packed kernel if there is one, whose rows follow each
+// other, else in the kernel, a row of output channels for each tap and channel.
+struct Weights {
+  static constexpr int64_t kMostVectors = 4;  // of a block that is not read in the packed kernel
+  const float* first[kMostVectors];           // of each vector
+  int64_t vectors, tap_stride, channel_stride;
+  int64_t width;  // of all vectors: those of a packed kernel are whole
+};
+
+inline Weights WeightsOf(const ConvTask& task, const Chunk& chunk, int64_t block) {
+  const ConvArgs& a = task.call->args;
+  if (task.call->packed == nullptr) {
+    const KernelSlice<float> slice = SliceAt<float>(task, chunk, block);
+    Weights weights{{}, CeilDiv(slice.width, kLanes<float>), slice.tap_stride, slice.channel_stride, slice.width};
+    for (int64_t v = 0; v < weights.vectors; ++v) weights.first[v] = slice.first + v * kLanes<float>;
+    return weights;
+  }
+  // [S, groups, blocks, C / groups, kh * kw, whole]
+  const int64_t out_channels = a.out_channels / a.groups, whole = PackedBlock(a), blocks = CeilDiv(out_channels, whole);
+  const int64_t first = block * task.plan->block, channel_stride = a.kernel_size[0] * a.kernel_size[1] * whole;
+  const int64_t vectors = CeilDiv(Min(task.plan->block, out_channels - first), kLanes<float>);
+  Weights weights{{}, vectors, whole, channel_stride, vectors * kLanes<float>};
+  for (int64_t v = 0; v < vectors; ++v) {
+    const int64_t k = first + v * kLanes<float>;
+    const int64_t row = ((task.stack * a.groups + task.group) * blocks + k / whole) * a.group_channels;
+    weights.first[v] = static_cast<const float*>(task.call->packed) + (row + chunk.channel_begin) * channel_stride +
+                       chunk.tap_begin * a.kernel_size[1] * whole + k % whole;
+  }
+  return weights;
+}
+
+// A chunk of a block, from the kernel or, where the call has none, from the packed one. packed: as of Pack.
+template <typename T>
+void PackBlock(const ConvTask& task, const Chunk& chunk, int64_t block, Factor<T>* packed) {
+  const int64_t stride = task.plan->block;
+  if constexpr (std::is_same_v<T, float>) {
+    if (task.call->kernel == nullptr) {
+      const Weights weights = WeightsOf(task, chunk, block);
+      for (int64_t tap = 0; tap < chunk.taps * task.call->args.kernel_size[1]; ++tap) {
+        for (int64_t c = 0; c < chunk.channels; ++c, packed += stride) {
+          const int64_t row = tap * weights.tap_stride + c * weights.channel_stride;
+          for (int64_t v = 0; v < weights.vectors; ++v) Store(packed + v * kLanes<T>, Load(weights.first[v] + row));
+        }
+      }
+      return;
+    }
+  }
+  Pack(SliceAt<T>(task, chunk, block), stride, packed);
 }
 
 // sums: [windows + 1, stride]; packed: [rows, stride]. kVectors of each row are used.

@@ -23,7 +23,6 @@ namespace JSC_ISA {
 namespace {
 
 constexpr int64_t kSquare = 2, kTaps = 3, kPatch = kSquare + kTaps - 1, kPoints = kPatch * kPatch;
-constexpr int64_t kMostVectors = 4;  // of a block
 
 // Squares of results of one image of a tile, from the even row and column at or in front of its first ones on.
 struct Squares {
@@ -186,33 +185,6 @@ inline Transformed TransformRow(Vector<float> first, Vector<float> second, Vecto
   return {{first, ends + middle, ends - middle, third}};
 }
 
-// Where the weights of one chunk of a block lie: in the packed kernel if there is one, whose rows follow each other,
-// else in the kernel, a row of output channels for each tap and channel.
-struct Weights {
-  const float* first[kMostVectors];  // of each vector
-  int64_t vectors, tap_stride, channel_stride;
-  int64_t width;  // of all vectors: those of a packed kernel are whole
-};
-
-inline Weights WeightsOf(const ConvTask& task, const KernelSlice<float>& slice, int64_t first_channel, int64_t block) {
-  const ConvArgs& a = task.call->args;
-  Weights weights{{}, CeilDiv(slice.width, kLanes<float>), slice.tap_stride, slice.channel_stride, slice.width};
-  const int64_t whole = PackedBlock(a), blocks = CeilDiv(a.out_channels / a.groups, whole);
-  if (task.call->packed != nullptr) {  // [S, groups, blocks, C / groups, 3 * 3, whole]
-    weights.tap_stride = whole;
-    weights.channel_stride = kTaps * kTaps * whole;
-    weights.width = weights.vectors * kLanes<float>;
-  }
-  for (int64_t v = 0; v < weights.vectors; ++v) {
-    const int64_t k = block * task.plan->block + v * kLanes<float>;
-    const int64_t row = ((task.stack * a.groups + task.group) * blocks + k / whole) * a.group_channels + first_channel;
-    weights.first[v] = task.call->packed == nullptr
-                           ? slice.first + v * kLanes<float>
-                           : static_cast<const float*>(task.call->packed) + row * weights.channel_stride + k % whole;
-  }
-  return weights;
-}
-
 // G g G' of `channels` channels. target: [kPoints, channels, block], the points `pitch` apart.
 [[gnu::noinline]] inline void TransformKernel(const Weights& weights, int64_t channels, int64_t block, int64_t pitch,
                                               float* target) {
@@ -302,7 +274,7 @@ inline void RunWinograd(const ConvTask& task, char* scratch) {
     int64_t vectors = 0;
     for (int64_t channel = 0; channel < a.group_channels; channel += p.chunk_channels) {
       const Chunk chunk = {channel, Min(p.chunk_channels, a.group_channels - channel), 0, a.kernel_size[0]};
-      const Weights weights = WeightsOf(task, SliceAt<float>(task, chunk, block), channel, block);
+      const Weights weights = WeightsOf(task, chunk, block);
       vectors = weights.vectors;
       TransformKernel(weights, chunk.channels, p.block, buffers.kernel_pitch, buffers.kernel);
       for (int64_t point = 0; point < kPoints; ++point) {

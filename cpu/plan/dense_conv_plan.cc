@@ -52,7 +52,8 @@ double TaskCycles(const ConvArgs& a, const ConvPlan& p, const Machine& machine, 
 
 }  // namespace
 
-ConvPlan MakeDirectPlan(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes, bool packed) {
+ConvPlan MakeDirectPlan(const ConvCall& call, const Machine& machine, int64_t accumulator_bytes) {
+  const ConvArgs& a = call.args;
   const int64_t out_channels = std::max<int64_t>(1, a.out_channels / a.groups);
   const int64_t lanes = machine.vector_bytes / accumulator_bytes;
   const int64_t rows = std::max<int64_t>(1, a.images / a.stacks * a.out_size[0]);
@@ -61,8 +62,8 @@ ConvPlan MakeDirectPlan(const ConvArgs& a, const Machine& machine, int64_t accum
   p.vectors = std::min<int64_t>(machine.many_registers ? 4 : 2, CeilDiv(out_channels, lanes));
   p.windows = 1;
   const bool is_point = a.kernel_size[0] * a.kernel_size[1] == 1;
-  const bool in_place = is_point && a.pad_low[0] == 0 && a.pad_low[1] == 0;
-  packed = packed && is_point && machine.vector_bytes == 64 && accumulator_bytes == 4;
+  const bool in_place = is_point && a.pad_low[0] == 0 && a.pad_low[1] == 0 && call.scaled.scale == nullptr;
+  const bool packed = call.packed != nullptr && is_point && machine.vector_bytes == 64 && accumulator_bytes == 4;
   if (packed) p.vectors = PackedBlock(a) / lanes;
   p.block = p.vectors * lanes;
   p.chunk_taps = a.kernel_size[0];

@@ -69,8 +69,8 @@ struct ConvTask {
 // `density` is the (sampled) fraction of non-zeros of x, `accumulator_bytes` 4 or 8.
 ConvPlan MakePlan(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, double density);
 
-// The same for the dense convolution (plan/dense_conv_plan.cc). `packed`: the call's kernel is packed.
-ConvPlan MakeDirectPlan(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, bool packed);
+// The same for the dense convolution (plan/dense_conv_plan.cc).
+ConvPlan MakeDirectPlan(const ConvCall& call, const Machine& machine, int64_t accumulator_bytes);
 
 // For maps so sparse that packing the kernel would cost more than the sums. Only where CanScatter.
 bool CanScatter(const ConvArgs& args);

@@ -40,6 +40,7 @@ PlanKey::PlanKey(const ConvCall& call, const Machine& machine, int64_t accumulat
                         static_cast<int64_t>(call.packed != nullptr),
                         static_cast<int64_t>(call.kernel != nullptr),
                         static_cast<int64_t>(call.may_be_dense),
+                        static_cast<int64_t>(call.scaled.scale != nullptr),
                         a.images,
                         a.size[0],
                         a.size[1],

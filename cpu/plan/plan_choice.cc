@@ -18,7 +18,7 @@ ConvPlan PlanOf(ConvLoop loop, const ConvCall& call, const Machine& machine, int
     case ConvLoop::kPixels:
       return MakePixelPlan(call.args, machine, accumulator_bytes, density, call.packed != nullptr);
     case ConvLoop::kDirect:
-      return MakeDirectPlan(call.args, machine, accumulator_bytes, call.packed != nullptr);
+      return MakeDirectPlan(call, machine, accumulator_bytes);
     case ConvLoop::kPhases:
       return MakePhasePlan(call.args, machine, accumulator_bytes, density);
     case ConvLoop::kWinograd:
@@ -31,17 +31,17 @@ ConvPlan PlanOf(ConvLoop loop, const ConvCall& call, const Machine& machine, int
 bool CanRun(ConvLoop loop, const ConvCall& call, const Machine& machine, int64_t accumulator_bytes) {
   switch (loop) {
     case ConvLoop::kScatter:
-      return CanScatter(call.args);
+      return call.kernel != nullptr && CanScatter(call.args);
     case ConvLoop::kPixels:
       return CanRunPixels(call.args, machine);
     case ConvLoop::kDirect:
       return call.may_be_dense;
     case ConvLoop::kPhases:
-      return CanRunPhases(call.args, machine, accumulator_bytes, call.packed != nullptr);
+      return call.kernel != nullptr && CanRunPhases(call.args, machine, accumulator_bytes, call.packed != nullptr);
     case ConvLoop::kWinograd:
       return CanRunWinograd(call, machine);
     default:
-      return true;
+      return call.kernel != nullptr;
   }
 }
 
@@ -58,6 +58,9 @@ constexpr Candidate kCandidates[] = {
     {"phases", ConvLoop::kPhases, false},         {"winograd", ConvLoop::kWinograd, false},
     {"pixels of pairs", ConvLoop::kPixels, true}, {"direct of pairs", ConvLoop::kDirect, true},
     {"phases of pairs", ConvLoop::kPhases, true}};
+
+// What takes each call: those without a kernel, but a packed one, are of dense blocks, 1x1 or 3x3.
+const Candidate& LoopOfAny(const ConvCall& call) { return kCandidates[call.kernel == nullptr ? 2 : 0]; }
 
 std::atomic<const Candidate*>& Forced() {
   static std::atomic<const Candidate*> forced{nullptr};
@@ -126,16 +129,15 @@ ConvPlan ChoosePlan(const ConvCall& call, const Machine& machine, int64_t accumu
   // Loops add in different orders, so they are compared for a fixed number of threads: results do not depend on it.
   Machine typical = machine;
   typical.threads = 2;
-  if (call.kernel == nullptr) return PlanOf(ConvLoop::kPixels, call, machine, accumulator_bytes, density);
   // A pair is zero where both of it are; zeros of neighbouring channels are as good as independent.
   const Calls calls = {WithoutPairs(call), AsPairs(call), CanRunPairs(call, machine), density,
                        1 - (1 - density) * (1 - density)};
   const Candidate* const forced = Forced();
   if (forced != nullptr) {
     const bool can_run = calls.CanRunOn(*forced, machine, accumulator_bytes);
-    return calls.PlanFor(can_run ? *forced : kCandidates[0], machine, accumulator_bytes);
+    return calls.PlanFor(can_run ? *forced : LoopOfAny(call), machine, accumulator_bytes);
   }
-  Candidate best = kCandidates[0];
+  Candidate best = LoopOfAny(call);
   ConvPlan plan = calls.PlanFor(best, typical, accumulator_bytes);
   for (const Candidate& other : kCandidates) {
     if (!calls.CanRunOn(other, machine, accumulator_bytes)) continue;

@@ -39,7 +39,7 @@ bool CanRunWinograd(const ConvCall& call, const Machine& machine) {
   for (int i = 0; i < 2; ++i) {
     if (a.kernel_size[i] != 3 || a.stride[i] != 1 || a.dilation[i] != 1) return false;
   }
-  const bool fits = call.may_be_dense && call.dtype == DataType::F32 && call.kernel != nullptr && a.group_channels > 0;
+  const bool fits = call.may_be_dense && call.dtype == DataType::F32 && a.group_channels > 0;
   return fits && FittingRows(a, machine) > 0;
 }
 

@@ -135,10 +135,10 @@ def test_what_none_leaves_to_xla_is_xlas_operation(
 
 
 def test_vmap_is_counted() -> None:
-    x, kernel = jnp.ones((32, 1, 96)), jnp.ones((96, 640))
+    x, kernel = jnp.ones((32, 1, 512)), jnp.ones((512, 1000))
     alone = jax.jit(jsc.dense).lower(x[0], kernel).compile().as_text()
     mapped = jax.jit(jax.vmap(jsc.dense, (0, None))).lower(x, kernel).compile().as_text()
     require("dense", "float32")
     assert "jsc_dense" in alone
     assert "jsc_dense" not in mapped
-    np.testing.assert_allclose(jax.vmap(jsc.dense, (0, None))(x, kernel), jnp.full((32, 1, 640), 96.0))
+    np.testing.assert_allclose(jax.vmap(jsc.dense, (0, None))(x, kernel), jnp.full((32, 1, 1000), 512.0))

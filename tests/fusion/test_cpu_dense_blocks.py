@@ -8,10 +8,11 @@ import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracle
 import pytest
-from blocks import TOLERANCE, Block, check, check_transition, transition_values, values
+from blocks import TOLERANCE, Block, check, check_transition, expected_layer, transition_values, values
 from flax import nnx
-from platforms import PLATFORM
+from platforms import PLATFORM, on_cpu
 
 import jax_sparse_conv as jsc
 from jax_sparse_conv import models
@@ -52,6 +53,48 @@ def test_against_float64(block: Block, middle: int, growth: int, out_channels: i
         pooled = jax.jit(lambda x: jsc.dense_block(x, layers, transition=transition))
         assert calls_of(pooled, x) == 1
         check_transition(pooled(x), out, transition, TOLERANCE["highest"])
+
+
+@pytest.mark.parametrize("loop", ["pixels", "direct", "winograd"])
+def test_every_loop_against_float64(loop: str, cpu_isa: str) -> None:
+    """Each reads the packed kernels, and what reads pixels in place scales them first, with a transition's average."""
+    for block, middle, growth, out_channels in SIZES:
+        x, layers = on_device(values(block, np.float32, middle=middle, growth=growth))
+        transition = on_device(transition_values(block, np.float32, out_channels=out_channels or 48, growth=growth))
+        with on_cpu(loop=loop):
+            out = np.asarray(jsc.dense_block(x, layers))
+            pooled = np.asarray(jsc.dense_block(x, layers, transition=transition))
+        check(out, x, layers, TOLERANCE["highest"])
+        check_transition(pooled, out, transition, TOLERANCE["highest"])
+
+
+@pytest.mark.parametrize("value", [1e6, np.inf, np.nan])
+def test_squares_with_an_outlier_are_left_to_the_direct_loop(value: float, cpu_isa: str) -> None:
+    """Whose 3x3 kernel is the packed one: what is far from the element, or not finite, keeps its digits."""
+    block = Block("an outlier", (1, 12, 12, 32), 1)
+    x, layers = values(block, np.float32, middle=64, growth=24)
+    x[0, 6, 6, 3] = value
+    x, layers = on_device((x, layers))
+    with on_cpu(loop="winograd"):
+        out = np.asarray(jsc.dense_block(x, layers))
+    wanted, found = expected_layer(np.asarray(x), layers[0]), out[..., 32:]
+    far = np.s_[:, :5]  # rows whose windows do not have the element
+    assert oracle.relative_error(found[far], wanted[far]) <= TOLERANCE["highest"]
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted))
+
+
+def test_a_map_without_zeros_runs_dense_loops() -> None:
+    """The choice is by a sample of the map as it is read, scaled and clipped: other loops add in another order."""
+    block = Block("zeros or none", (1, 14, 14, 96), 1)
+    x, layers = values(block, np.float32)
+    few, many = (layers[0]._replace(shift=layers[0].shift + by) for by in (8, -1))
+    for layer, is_dense in ((few, True), (many, False)):
+        on = on_device((x, [layer._replace(bias1=layer.bias1 - 9 * (not is_dense))]))
+        results = {}
+        for loop in ("auto", "pixels"):
+            with on_cpu(loop=loop):
+                results[loop] = np.asarray(jsc.dense_block(*on))
+        assert np.array_equal(results["auto"], results["pixels"]) is not is_dense
 
 
 def test_what_is_known_when() -> None:
@@ -100,6 +143,7 @@ def test_transformations() -> None:
 
 
 def test_infinite_weights_do_not_meet_zeros() -> None:
+    """Of a map of zeros, that is: one with few runs a loop that multiplies them, as XLA does."""
     block = Block("small", (1, 5, 5, 16), 1)
     x, layers = values(block, np.float32, middle=16, growth=16)
     layers[0].kernel1[0, 0, 3, 2] = np.inf
