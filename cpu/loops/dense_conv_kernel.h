@@ -12,6 +12,7 @@
 // 1x1: a packed kernel is read as it lies, eight vectors to a row, and so is x where it needs no padding. What a dense
 //   block scales is scaled when it is packed.
 // Order of each sum: a chunk's products from 0 on, then the chunks (core/simd.h, AddTo).
+// Weights: a row of products asks for one line of the packed kernel's next slice, so that packing it finds it in L2.
 // Lost: asking for the weights of the next block as well (1x1 layers 5 % less to 5 % more).
 // Bound by: multiply-adds on wide layers; packing x and the kernel where there are few windows or few channels.
 #ifndef JSC_CPU_LOOPS_DENSE_CONV_KERNEL_H_
@@ -26,6 +27,7 @@ namespace JSC_ISA {
 namespace {
 
 constexpr int64_t kMostWindows = 8;  // that run together
+constexpr int64_t kPackedLine = 16;  // float32 weights of a cache line, of which a packed kernel's blocks are multiples
 
 // Windows that run together, so that their sums, a row of weights and a broadcast value are registers.
 template <int kVectors>
@@ -211,6 +213,14 @@ void PackRead(const ConvTask& task, const Tile& tile, const Chunk& chunk, const 
   PackPixels<T>(task, tile, chunk, patch, images, pixels);
 }
 
+// Cache lines of the next weights, of which each row of products asks for one: windows that run together for those
+// from `first` on, the next ones for those from `step` on, until `times` have.
+struct NextLines {
+  const char* first;
+  int64_t line, step;  // bytes from one line to the next, and from one row of windows to the next
+  int64_t times;
+};
+
 // What a chunk adds to a block's windows.
 template <typename F>
 struct DirectWork {
@@ -222,6 +232,7 @@ struct DirectWork {
   int64_t stride;     // of a row of weights and of sums: the block
   bool first;         // of the chunks: sums are new
   bool in_place;      // pixels are those of x, and their rows of a chunk far apart
+  NextLines ahead = {};
 };
 
 // A chunk of one block; pixels and packed as in DirectBuffers, sums: [windows + kMostWindows, stride].
@@ -243,12 +254,17 @@ template <int kVectors, typename F>
       }
     }
     const F* weights = work.weights;
+    const bool asks = first < work.ahead.times * kWindows;  // else for what is there: no branch in the loop
+    const char* line =
+        asks ? work.ahead.first + first / kWindows * work.ahead.step : reinterpret_cast<const char*>(weights);
+    const int64_t next_line = asks ? work.ahead.line : 0;
     for (int64_t run = 0; run < work.runs; ++run) {
       const F* pixel[kWindows];
       for (int w = 0; w < kWindows; ++w) {
         pixel[w] = work.pixels + (buffers.windows[first + w] + buffers.taps[run]) * work.channels;
       }
-      for (int64_t c = 0; c < length; ++c, weights += stride) {
+      for (int64_t c = 0; c < length; ++c, weights += stride, line += next_line) {
+        __builtin_prefetch(line, 0, 2);
         if constexpr (kVectors > kWindows) {  // broadcast values are fewer registers than weights
           F value[kWindows];
           for (int w = 0; w < kWindows; ++w) value[w] = pixel[w][c];
@@ -289,6 +305,27 @@ void MultiplyDirectBlock(int64_t vectors, const DirectBuffers<F>& buffers, const
     if (vectors > 4) return MultiplyDirect<8>(buffers, work, sums);
   }
   MultiplyDirect<2>(buffers, work, sums);
+}
+
+// Of a packed kernel: those of the block behind `block` or, behind the last one, of the first one's next chunk.
+template <typename T>
+NextLines NextLinesOf(const ConvTask& task, const Chunk& chunk, int64_t block) {
+  if constexpr (std::is_same_v<T, float>) {
+    Chunk next = chunk;
+    if (++block == task.block_end) {
+      block = task.block_begin;
+      next.channel_begin += chunk.channels;
+      next.channels = Min(chunk.channels, task.call->args.group_channels - next.channel_begin);
+    }
+    if (task.call->packed != nullptr && next.channels > 0) {
+      constexpr int64_t kVectors = kPackedLine / kLanes<T>;  // of a line
+      const Weights weights = WeightsOf(task, next, block);
+      const auto at = [&](int64_t line) { return reinterpret_cast<const char*>(weights.first[line * kVectors]); };
+      const int64_t lines = CeilDiv(weights.vectors, kVectors);
+      return {at(0), weights.tap_stride * int64_t{sizeof(T)}, lines > 1 ? at(1) - at(0) : 0, lines};
+    }
+  }
+  return {};
 }
 
 template <typename T>
@@ -332,6 +369,7 @@ void RunDirect(const ConvTask& task, char* scratch) {
         work.weights = static_cast<const F*>(task.call->packed) + row * p.block;
       } else {
         PackBlock<T>(task, chunk, at, buffers.packed);
+        work.ahead = NextLinesOf<T>(task, chunk, at);
       }
       MultiplyDirectBlock(CeilDiv(width, kLanes<F>), buffers, work, buffers.sums + block * block_sums);
     }

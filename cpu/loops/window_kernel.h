@@ -99,12 +99,12 @@ inline Weights WeightsOf(const ConvTask& task, const Chunk& chunk, int64_t block
   return weights;
 }
 
-// A chunk of a block, from the kernel or, where the call has none, from the packed one. packed: as of Pack.
+// A chunk of a block, from the packed kernel where the call has one, else from the kernel. packed: as of Pack.
 template <typename T>
 void PackBlock(const ConvTask& task, const Chunk& chunk, int64_t block, Factor<T>* packed) {
   const int64_t stride = task.plan->block;
   if constexpr (std::is_same_v<T, float>) {
-    if (task.call->kernel == nullptr) {
+    if (task.call->packed != nullptr) {
       const Weights weights = WeightsOf(task, chunk, block);
       for (int64_t tap = 0; tap < chunk.taps * task.call->args.kernel_size[1]; ++tap) {
         for (int64_t c = 0; c < chunk.channels; ++c, packed += stride) {

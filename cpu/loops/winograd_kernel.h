@@ -254,6 +254,15 @@ inline Transformed TransformRow(Vector<float> first, Vector<float> second, Vecto
   return true;
 }
 
+// What the products at one point ask for of the weights that are `next`: its share of one of their lines' columns.
+inline NextLines ShareOf(const NextLines& next, int64_t point, int64_t channels) {
+  if (next.times == 0) return {};
+  const int64_t each = kPoints / next.times, column = Min(point / each, next.times - 1);
+  const int64_t rows = CeilDiv(kTaps * kTaps * channels, each);
+  return {next.first + column * next.step + (point - column * each) * rows * next.line, next.line, channels * next.line,
+          CeilDiv(rows, channels)};
+}
+
 inline int64_t WinogradBytes(const ConvTask& task) {
   const Tile tile = MakeTile(task, nullptr);
   return Max(TakeWinogradBuffers(task, tile, nullptr).bytes, DirectBytes<float>(task));
@@ -277,6 +286,7 @@ inline void RunWinograd(const ConvTask& task, char* scratch) {
       const Weights weights = WeightsOf(task, chunk, block);
       vectors = weights.vectors;
       TransformKernel(weights, chunk.channels, p.block, buffers.kernel_pitch, buffers.kernel);
+      const NextLines next = NextLinesOf<float>(task, chunk, block);
       for (int64_t point = 0; point < kPoints; ++point) {
         const DirectWork<float> work = {buffers.pixels + point * buffers.pixel_pitch + channel,
                                         buffers.kernel + point * buffers.kernel_pitch,
@@ -286,7 +296,8 @@ inline void RunWinograd(const ConvTask& task, char* scratch) {
                                         a.group_channels,
                                         p.block,
                                         channel == 0,
-                                        false};
+                                        false,
+                                        ShareOf(next, point, chunk.channels)};
         MultiplyDirectBlock(vectors, buffers.rows, work, buffers.products + point * buffers.product_pitch);
       }
     }
