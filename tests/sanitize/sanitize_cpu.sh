@@ -36,4 +36,5 @@ sanitized -m pytest -q -p no:cacheprovider tests/primitive/test_kernels.py tests
   tests/primitive/test_packing.py tests/primitive/test_packed_kernels.py tests/primitive/test_pairs.py \
   tests/primitive/test_winograd.py \
   tests/layers/test_packed_params.py tests/formats \
-  tests/primitive/test_adaptive.py tests/primitive/test_counting.py tests/fusion/test_rewrite.py "$@"
+  tests/primitive/test_adaptive.py tests/primitive/test_counting.py tests/fusion/test_rewrite.py \
+  tests/fusion/test_cpu_dense_blocks.py "$@"
