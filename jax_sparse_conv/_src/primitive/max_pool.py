@@ -193,8 +193,11 @@ def _lower(ctx: Any, *operands: Any, spec: Pool, by_lax: Any) -> Any:
 
 def _lower_on_cpu(ctx: Any, *operands: Any, spec: Pool, method: str, by_lax: Any) -> Any:
     x = ctx.avals_in[0]
-    is_exported = partitioning.is_partitioned(ctx) and partitioning.is_exported(ctx)
-    if is_exported or _is_little(x) or _native.why_missing(method, "cpu", x.dtype) is not None:
+    is_partitioned, is_exported = partitioning.is_partitioned(ctx), partitioning.is_exported(ctx)
+    # JAX lowers lax's derivatives on a thread of the compiler, where jax.enable_x64 is off.
+    is_hidden = is_partitioned and not is_exported and x.dtype.itemsize == 8
+    is_little = _is_little(x) and not is_hidden
+    if (is_partitioned and is_exported) or is_little or _native.why_missing(method, "cpu", x.dtype) is not None:
         return _lowered(ctx, operands, by_lax, spec=spec)
     return _lowered(ctx, operands, _native_call, spec=spec, method=method)
 

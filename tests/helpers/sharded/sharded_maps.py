@@ -14,11 +14,12 @@ from typing import Any
 
 import cases
 import jax
+import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
 from cases import Case
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from kernel_checks import call
 from sharded_explicit import COLLECTIVES, check_inside_shard_map
@@ -192,7 +193,29 @@ def check_methods() -> None:
         for method in (None, "adaptive"):
             found = jax.jit(lambda x, method=method: call(BY_DENSITY, x, inputs.kernel, None, None, method))(x)
             assert oracle.relative_error(found, oracle.expected(BY_DENSITY, inputs)) <= 1e-14
+        check_pool_derivatives(mesh(2, 2), P("a", None, "b"))
     print("methods")
+
+
+def check_pool_derivatives(over: Mesh, spec: P) -> None:
+    """Of float64 max pools, few elements and many: lax's would be lowered where there is no float64."""
+    for size in (6, 30):
+        rng = np.random.default_rng(size)
+        x, kernel, tangent = (
+            jnp.asarray(rng.standard_normal(shape)) for shape in ((2, size, 16, 32), (3, 3, 32, 4), (2, size, 16, 32))
+        )
+
+        def both(x: Any, kernel: Any, tangent: Any) -> Any:
+            same = {"padding": "SAME", "window_padding": "SAME"}
+            pooled = functools.partial(jsc.conv_pool, kernel=kernel, strides=2, implementation="pecr", **same)
+            _, pushed = jax.jvp(pooled, (x,), (tangent,))
+            return jax.grad(lambda x: jnp.sum(pooled(x) ** 2))(x), pushed
+
+        wanted = jax.jit(both)(x, kernel, tangent)
+        placed = (jax.device_put(each, NamedSharding(over, spec)) for each in (x, tangent))
+        found = jax.jit(lambda x, tangent, kernel=kernel: both(x, kernel, tangent))(*placed)
+        for one, other in zip(found, wanted, strict=True):
+            assert oracle.relative_error(one, other) <= 1e-14
 
 
 def check_other_functions() -> None:
