@@ -58,7 +58,11 @@ def test_large_windows(found: Choice, wanted: Choice) -> None:
     [
         (of((16, 96, 96, 1), 1, 1), NEVER),
         (of((8, 89, 90, 5), 9, 1), NEVER),
-        (of((8, 89, 90, 5), 10, 1), DENSE_TOO),
+        (of((1, 89, 90, 5), 10, 1), DENSE_TOO),
+        (of((8, 89, 90, 5), 10, 1), NEVER),  # of a large map up to 16
+        (of((2, 152, 154, 16), 16, 1), NEVER),
+        (of((2, 152, 154, 16), 17, 1), DENSE_TOO),
+        (of((2, 152, 154, 17), 16, 1), DENSE_TOO),
         (of((1, 28, 28, 10), 3, 1), DENSE_TOO),
         (of((1, 72, 71, 3), 3, 1, groups=3), NEVER),
         (of((1, 72, 72, 16), 16, 1, groups=16), ALWAYS),

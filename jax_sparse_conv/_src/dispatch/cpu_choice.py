@@ -108,11 +108,16 @@ def _is_small_image(workload: Workload) -> bool:
 
 
 def _is_small_product(workload: Workload) -> bool:
-    """Whether it is a 1x1 convolution of so few channels, in and out, that vectors of them are mostly empty."""
+    """Whether it is a 1x1 convolution of so few channels, in and out, that vectors of them are mostly empty.
+
+    On large maps XLA's product is faster up to a vector of them.
+    """
     if workload.method == "dense" or _taps(workload) > 1 or workload.itemsize == 2:
         return False
     channels, groups = workload.kernel_shape[4], workload.geometry.groups
-    most = model.shipped("cpu shapes")["channels, small product"]
+    of = model.shipped("cpu shapes")
+    is_large = groups == 1 and workload.pixels > of["pixels, large product"]
+    most = of["channels, large product" if is_large else "channels, small product"]
     return max(workload.x_shape[3], channels) <= most if groups == 1 else max(groups, channels) < most
 
 
