@@ -99,7 +99,8 @@ inline Weights WeightsOf(const ConvTask& task, const Chunk& chunk, int64_t block
   return weights;
 }
 
-// A chunk of a block, from the packed kernel where the call has one, else from the kernel. packed: as of Pack.
+// A chunk of a block, from the packed kernel where the call has one, else from the kernel. packed: as of Pack, but for
+// the row of zeros, which dense loops do not read.
 template <typename T>
 void PackBlock(const ConvTask& task, const Chunk& chunk, int64_t block, Factor<T>* packed) {
   const int64_t stride = task.plan->block;

@@ -59,8 +59,12 @@ constexpr Candidate kCandidates[] = {
     {"pixels of pairs", ConvLoop::kPixels, true}, {"direct of pairs", ConvLoop::kDirect, true},
     {"phases of pairs", ConvLoop::kPhases, true}};
 
-// What takes each call: those without a kernel, but a packed one, are of dense blocks, 1x1 or 3x3.
-const Candidate& LoopOfAny(const ConvCall& call) { return kCandidates[call.kernel == nullptr ? 2 : 0]; }
+// A loop that takes the call, whatever others do. Calls with a packed kernel alone are of dense blocks, 1x1 or 3x3.
+const Candidate& LoopOfAny(const ConvCall& call) {
+  constexpr const Candidate &windows = kCandidates[0], &pixels = kCandidates[2];
+  static_assert(windows.loop == ConvLoop::kWindows && pixels.loop == ConvLoop::kPixels);
+  return call.kernel == nullptr ? pixels : windows;
+}
 
 std::atomic<const Candidate*>& Forced() {
   static std::atomic<const Candidate*> forced{nullptr};
