@@ -207,6 +207,34 @@ def test_a_projection_waits_where_that_takes_less_memory() -> None:
         check_places(least)
 
 
+@pytest.mark.parametrize("wide", [8, 64])
+def test_a_projection_stands_beside_the_first_layer_of_its_block(wide: int) -> None:
+    """Wherever the model has it, so that kernels overlap; but where that takes more memory it waits."""
+
+    def function(x: jax.Array, is_last: bool) -> jax.Array:
+        y = jsc.conv(x, weights(1, 1, 1, 8, 8))
+        shortcut = None if is_last else jsc.conv(y, weights(2, 3, 3, 8, wide), strides=2, padding=1)
+        z = jsc.conv(y, weights(3, 3, 3, 8, wide), padding=1)
+        z = jsc.conv(z, weights(4, 3, 3, wide, 16), strides=2, padding=1)
+        if shortcut is None:
+            shortcut = jsc.conv(y, weights(2, 3, 3, 8, wide), strides=2, padding=1)
+        return jsc.conv(jsc.conv(z, weights(5, 1, 1, 16, wide), residual=shortcut), weights(6, 1, 1, wide, 8))
+
+    for is_last in (False, True):
+        schedule = schedule_of(lambda x, is_last=is_last: function(x, is_last), weights(0, 1, 40, 40, 8))
+        reads_y = [step.out for step in schedule.steps if step.x == schedule.steps[0].out]
+        residual = next(step.residual for step in schedule.steps if step.residual >= 0)
+        assert (residual == reads_y[0]) == (wide == 8)
+        assert (
+            schedule.workspace_bytes
+            == schedule_of(
+                lambda x, is_last=not is_last: function(x, is_last), weights(0, 1, 40, 40, 8)
+            ).workspace_bytes
+        )
+        check_places(schedule)
+        check_reads(schedule, inside=False)
+
+
 def check_pairs(schedule: Schedule) -> None:
     """What a kernel of two 1x1 layers writes last lies over nothing that it reads, nor over the map between them."""
     for step, following in itertools.pairwise(schedule.steps):

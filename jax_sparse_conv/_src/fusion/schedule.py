@@ -177,19 +177,20 @@ class Schedule:
         results: Sequence[int],
         takes_pool: TakesPool | None = None,
     ) -> Schedule:
-        """The given order, changed where that saves memory.
+        """The given order, with projections beside the first layers of their blocks, changed where that saves memory.
 
         A layer that is not read by the next one may move to right before its first reader. A projection beside the
         first layer of its block lets kernels overlap, but its result waits beside larger maps. Where it costs no
         memory, no layer stands between two that one kernel may run.
         """
-        given, order = list(range(len(layers))), _with_pairs(operands, layers)
+        given = _with_projections_first(layers)
+        order = _with_pairs(operands, layers, given)
         best = cls(operands, layers, results, order, takes_pool)
         if order != given:
             plain = cls(operands, layers, results, given, takes_pool)
             if plain.workspace_bytes < best.workspace_bytes:
                 best, order = plain, given
-        for index, first_reader in _early(layers):
+        for index, first_reader in _early(layers, given):
             rest = [other for other in order if other != index]
             at = rest.index(first_reader)
             later = cls(operands, layers, results, [*rest[:at], index, *rest[at:]], takes_pool)
@@ -320,9 +321,24 @@ def _first_in_place(value: _Value) -> _Value:
     return value if value.over is None else _first_in_place(value.over)
 
 
-def _with_pairs(operands: Sequence[Any], layers: Sequence[Layer]) -> list[int]:
+def _with_projections_first(layers: Sequence[Layer]) -> list[int]:
+    """The given order, with projections in front of the first layer that reads the same map.
+
+    A projection is a layer whose result is nothing but a later one's residual. Who rewrites a model meets it where that
+    one reads it.
+    """
+    order: list[int] = []
+    for index, layer in enumerate(layers):
+        readers = [other for other in layers if ~index in (other.x, other.residual)]
+        is_projection = len(readers) == 1 and readers[0].x != ~index and layer.residual is None and not layer.is_dense
+        beside = [at for at, other in enumerate(order) if layers[other].x == layer.x] if is_projection else []
+        order.insert(beside[0] if beside else len(order), index)
+    return order
+
+
+def _with_pairs(operands: Sequence[Any], layers: Sequence[Layer], given: Sequence[int]) -> list[int]:
     """The given order, with a projection that parts two 1x1 layers behind them: one kernel takes both."""
-    order, made = list(range(len(layers))), results_of(operands, layers)
+    order, made = list(given), results_of(operands, layers)
 
     def shape(number: int) -> Sequence[int]:
         return operands[number].shape if number >= 0 else made[~number].shape
@@ -332,17 +348,20 @@ def _with_pairs(operands: Sequence[Any], layers: Sequence[Layer]) -> list[int]:
         alone = not layer.is_dense and geometry.pool is None and geometry.groups == 1 and geometry.strides == (1, 1)
         return alone and operands[layer.kernel].shape[1:3] == (1, 1) and not any(map(any, geometry.padding))
 
-    for first in range(len(layers) - 2):
-        pair, between = (layers[first], layers[first + 2]), layers[first + 1]
-        behind = pair[1].x == between.x == ~first and pair[1].residual is None and all(map(is_pointwise, pair))
-        if behind and _suits_pair(shape(pair[0].x), made[first].shape, made[first + 2].shape):
-            order[first + 1 : first + 3] = [first + 2, first + 1]
+    for at in range(len(layers) - 2):
+        first, between, second = given[at : at + 3]
+        pair = layers[first], layers[second]
+        is_behind = pair[1].x == layers[between].x == ~first and pair[1].residual is None
+        if not is_behind or not all(map(is_pointwise, pair)):
+            continue
+        if _suits_pair(shape(pair[0].x), made[first].shape, made[second].shape):
+            order[at + 1 : at + 3] = [second, between]
     return order
 
 
-def _early(layers: Sequence[Layer]) -> Iterator[tuple[int, int]]:
+def _early(layers: Sequence[Layer], order: Sequence[int]) -> Iterator[tuple[int, int]]:
     """(layer, the first that reads it) of layers that the one behind them does not read."""
-    for index in range(len(layers)):
-        readers = [i for i, layer in enumerate(layers) if ~index in (layer.x, layer.residual)]
-        if readers and readers[0] > index + 1 and not layers[readers[0]].is_dense:  # dense layers stay last
+    for at, index in enumerate(order):
+        readers = [other for other in order if ~index in (layers[other].x, layers[other].residual)]
+        if readers and readers[0] != order[at + 1] and not layers[readers[0]].is_dense:  # dense layers stay last
             yield index, readers[0]
