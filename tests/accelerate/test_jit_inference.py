@@ -11,7 +11,8 @@ import pytest
 from flax import nnx
 
 import jax_sparse_conv as jsc
-from jax_sparse_conv._src.accelerate import inference
+from jax_sparse_conv._src import _native
+from jax_sparse_conv._src.accelerate import hoist, inference
 from jax_sparse_conv._src.accelerate.inference import Inference
 
 pytestmark = pytest.mark.usefixtures("float32_products")
@@ -54,7 +55,7 @@ def test_what_weights_alone_decide_is_computed_once() -> None:
     text = predict.lower(X).as_text()
     assert "rsqrt" not in text
     found = [value.shape for value in predict.prepared(X)]
-    assert (3, 3, 3, 16) in found  # the kernel with the batch norm in it
+    assert (1, 3, 3, 3, 16) in found  # the kernel with the batch norm in it, as the call reads it
     assert len(found) <= 5
 
 
@@ -160,3 +161,27 @@ def test_static_names_are_those_of_the_function(names: Any, kind: type[Exception
     assert jsc.jit_inference(lambda w, x, **flags: x, weights(), static_argnames="foo")(jnp.ones(2), foo=1).shape == (
         2,
     )
+
+
+def test_views_of_what_is_computed_are_made_once() -> None:
+    """And those of a given array in each call, as they would else be copies of it."""
+
+    def run(given: jax.Array, x: jax.Array) -> jax.Array:
+        return x + given.reshape(1, 4, 6) + (2 * given).T.reshape(1, 4, 6)
+
+    parts = hoist.split(jax.make_jaxpr(run)(jnp.ones((6, 4)), jnp.ones((1, 4, 6))), [True, False])
+    assert [aval.shape for aval in parts.once.out_avals] == [(6, 4), (1, 4, 6)]
+    assert [equation.primitive.name for equation in parts.every.jaxpr.eqns] == ["reshape", "add", "add"]
+
+
+@pytest.mark.skipif(not _native.cpu_multiplies_pairs(), reason="this processor has no AVX512-BF16")
+def test_a_call_copies_no_packed_kernel() -> None:
+    """XLA did where the axis of the window had one element and the kernel's last axes were made one."""
+    model = nnx.Conv(64, 256, (1, 1), dtype=jnp.bfloat16, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    x = jnp.ones((1, 14, 14, 64), jnp.bfloat16)
+    predict = jsc.nnx.jit_inference(model)
+    predict(x)
+    program = predict.lower(x).compile().as_text()
+    assert "has_packed = 1" in program
+    assert " fusion(" not in program
+    assert " copy(" not in program

@@ -58,7 +58,8 @@ def split(closed: Any, fixed: Sequence[bool]) -> Split:
 class _Parts:
     """The equations of both parts, and the values that go from one to the other, by number.
 
-    What only shows a weight in another shape belongs to the second part, so that it needs no copy.
+    What only shows an argument in another shape belongs to the second part, so that it needs no copy. What is computed
+    of it is shown once: of such a view XLA may make a copy in each call, where axes of one element are among its axes.
     """
 
     def __init__(self, closed: Any, arguments: Sequence[Any], fixed: Sequence[bool]) -> None:
@@ -69,19 +70,20 @@ class _Parts:
             if _is_of_weights(equation, known, self.flat.known):
                 known.update(equation.outputs)
                 self.once.append(equation)
-        made = {number: equation for equation in self.once for number in equation.outputs}
+        computed: set[int] = set()
+        for equation in self.once:
+            if not is_view(equation.equation) or equation.inputs[0] in computed:
+                computed.update(equation.outputs)
+        shown = {number for equation in self.once for number in equation.outputs} - computed
         moved = {id(equation) for equation in self.once}
-        crossing, needed = set(), set(self.flat.outputs)
+        needed = set(self.flat.outputs)
         self.every: list[Equation] = []
         for equation in reversed(self.flat.equations):
-            is_read_view = is_view(equation.equation) and not needed.isdisjoint(equation.outputs)
+            is_read_view = not shown.isdisjoint(equation.outputs) and not needed.isdisjoint(equation.outputs)
             if id(equation) not in moved or is_read_view:
                 self.every.insert(0, equation)
                 needed.update(equation.inputs)
-        for number in needed & known:
-            if number not in made or not is_view(made[number].equation):
-                crossing.add(number)
-        self.crossing = sorted(crossing)
+        self.crossing = sorted((needed & known) - shown)
 
     def evaluated(self, chosen: Sequence[Equation], given: dict[int, Any]) -> dict[int, Any]:
         """All values after these equations."""
