@@ -101,9 +101,10 @@ std::string CheckSizes(const ConvArgs& a) {
 
 }  // namespace
 
-int64_t PackedBlock(const ConvArgs& a) {
+int64_t PackedBlock(const ConvArgs& a, bool pairs) {
   const int64_t out_channels = a.out_channels / a.groups;
   int64_t block = 16;
+  if (pairs && a.kernel_size[0] == 3 && out_channels > block) return 2 * block;
   while (a.kernel_size[0] == 1 && block < 128 && block < out_channels) block *= 2;
   return block;
 }
@@ -196,8 +197,8 @@ ffi::ErrorOr<ConvCall> MakeConvCall(ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi
   if (has_packed) {
     auto packed = optional.get<ffi::AnyBuffer>(next++);
     if (!packed.has_value()) return ffi::Unexpected(packed.error());
-    const int64_t block = PackedBlock(a), blocks = (a.out_channels / a.groups + block - 1) / block;
     const bool pairs = call.dtype == DataType::BF16;  // of channels, side by side
+    const int64_t block = PackedBlock(a, pairs), blocks = (a.out_channels / a.groups + block - 1) / block;
     const int64_t each = pairs ? 2 : 1, taps = a.kernel_size[0] * a.kernel_size[1];
     const std::initializer_list<int64_t> expected = {a.stacks, a.groups,    blocks, a.group_channels / each,
                                                      taps,     each * block};

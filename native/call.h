@@ -67,8 +67,8 @@ struct ConvCall {
   int64_t out_stride;              // elements from one pixel of out to the next: K, more within a wider map
 };
 
-// Output channels of one block of a packed kernel.
-int64_t PackedBlock(const ConvArgs& args);
+// Output channels of one block of a packed kernel, of pairs of channels or not.
+int64_t PackedBlock(const ConvArgs& args, bool pairs);
 
 }  // namespace jsc
 

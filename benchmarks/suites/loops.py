@@ -2,6 +2,7 @@
 
     python -m benchmarks loops
     python -m benchmarks loops --zeros 10 25 --repeats 30 --json results.json
+    python -m benchmarks loops --dtype bfloat16  # of pairs, with AVX512-BF16
 
 3x3 and 1x1 layers with independent zeros. Weights are constants of the program, which are packed once, or arguments,
 which are packed in each call. Each layer runs by the loop that is chosen, by the dense one, by that over pixels and, if
@@ -28,6 +29,7 @@ from jax_sparse_conv._src import _native, environment
 from jax_sparse_conv._src.plans import timing
 
 LOOPS = ("auto", "direct", "pixels", "winograd")  # of `_native.set_cpu_loop`, the first is the choice
+PAIRS = {"direct": "direct of pairs", "pixels": "pixels of pairs"}  # what those of bfloat16 are called there
 WEIGHTS = ("constant", "argument")
 
 
@@ -73,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         command.check_folder("--json", options.json)
         cases = itertools.product(LAYERS, WEIGHTS, options.zeros)
-        rows = [_measure(layer, weights, zeros, options.repeats) for layer, weights, zeros in cases]
+        rows = [_measure(layer, weights, zeros, options.dtype, options.repeats) for layer, weights, zeros in cases]
     except OSError as error:
         print(f"benchmarks loops: {error}", file=sys.stderr)
         return 1
@@ -94,21 +96,22 @@ def _shown(row: tables.Row) -> tables.Row:
     return row | {key: "" if found is None else f"{found:.0f}" for key, found in times.items()}
 
 
-def _measure(layer: Layer, weights: str, zeros: float, repeats: int) -> tables.Row:
+def _measure(layer: Layer, weights: str, zeros: float, dtype: str, repeats: int) -> tables.Row:
     rng = np.random.default_rng(0)
-    kernel = jnp.asarray(rng.normal(size=(layer.window, layer.window, layer.channels, layer.out_channels)), "float32")
+    kernel = jnp.asarray(rng.normal(size=(layer.window, layer.window, layer.channels, layer.out_channels)), dtype)
     maps = []
     for _ in range(timing.ROTATIONS):
         x = rng.normal(size=(layer.images, layer.size, layer.size, layer.channels)).astype(np.float32)
-        maps.append((jnp.asarray(np.where(rng.random(x.shape) * 100 < zeros, np.float32(0), x)), kernel))
+        maps.append((jnp.asarray(np.where(rng.random(x.shape) * 100 < zeros, np.float32(0), x), dtype), kernel))
     packed, plain = jax.jit(lambda x, _: jsc.conv(x, kernel)), jax.jit(lambda x, given: jsc.conv(x, given))
     run = packed if weights == "constant" else plain
     try:
-        loops = LOOPS if layer.window == 3 else LOOPS[:-1]
-        times = timing.streaks({loop: _by(loop, run) for loop in loops}, maps, repeats)
+        loops = LOOPS if layer.window == 3 and dtype == "float32" else LOOPS[:-1]
+        names = PAIRS if dtype == "bfloat16" else {}
+        times = timing.streaks({loop: _by(names.get(loop, loop), run) for loop in loops}, maps, repeats)
     finally:
         _native.set_cpu_loop("auto")
-    row: tables.Row = {"layer": str(layer), "weights": weights, "zeros_percent": zeros}
+    row: tables.Row = {"layer": str(layer), "dtype": dtype, "weights": weights, "zeros_percent": zeros}
     row |= {f"{loop}_us": times[loop].microseconds for loop in loops}
     row["regret"] = times["auto"].median / min(times[loop].median for loop in loops[1:])
     return row
@@ -129,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = command.parser("loops", __doc__)
     add: Any = parser.add_argument
     add("--zeros", type=float, nargs="+", default=(10, 20, 25, 30, 35, 40, 50), metavar="PERCENT")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32")
     add("--repeats", type=int, default=15)
     add("--json", type=Path)
     return parser

@@ -79,7 +79,7 @@ void ReadMap(const Block& block, int64_t channels, const float* map, ConvCall& c
 // Elements of the packed kernel.
 int64_t KernelElements(const ConvCall& call) {
   const ConvArgs& a = call.args;
-  const int64_t block = PackedBlock(a), blocks = (a.out_channels + block - 1) / block;
+  const int64_t block = PackedBlock(a, false), blocks = (a.out_channels + block - 1) / block;
   return blocks * a.group_channels * a.kernel_size[0] * a.kernel_size[1] * block;
 }
 

@@ -27,7 +27,7 @@ namespace JSC_ISA {
 namespace {
 
 constexpr int64_t kMostWindows = 8;  // that run together
-constexpr int64_t kPackedLine = 16;  // float32 weights of a cache line, of which a packed kernel's blocks are multiples
+constexpr int64_t kPackedLine = 16;  // weights of a cache line, of which a packed kernel's blocks are multiples
 
 // Windows that run together, so that their sums, a row of weights and a broadcast value are registers.
 template <int kVectors>
@@ -74,7 +74,8 @@ inline bool ReadsInPlace(const ConvTask& task) {
 // Whether the kernel is read as a packed one lies: 1x1, of which a row of a block is one.
 inline bool ReadsPacked(const ConvTask& task) {
   const ConvArgs& a = task.call->args;
-  return task.call->packed != nullptr && a.kernel_size[0] * a.kernel_size[1] == 1 && task.plan->block == PackedBlock(a);
+  const bool is_point = a.kernel_size[0] * a.kernel_size[1] == 1;
+  return task.call->packed != nullptr && is_point && task.plan->block == PackedBlock(a, task.plan->pairs);
 }
 
 template <typename F>
@@ -310,7 +311,7 @@ void MultiplyDirectBlock(int64_t vectors, const DirectBuffers<F>& buffers, const
 // Of a packed kernel: those of the block behind `block` or, behind the last one, of the first one's next chunk.
 template <typename T>
 NextLines NextLinesOf(const ConvTask& task, const Chunk& chunk, int64_t block) {
-  if constexpr (std::is_same_v<T, float>) {
+  if constexpr (kIsPacked<T>) {
     Chunk next = chunk;
     if (++block == task.block_end) {
       block = task.block_begin;
@@ -319,7 +320,7 @@ NextLines NextLinesOf(const ConvTask& task, const Chunk& chunk, int64_t block) {
     }
     if (task.call->packed != nullptr && next.channels > 0) {
       constexpr int64_t kVectors = kPackedLine / kLanes<T>;  // of a line
-      const Weights weights = WeightsOf(task, next, block);
+      const Weights<T> weights = WeightsOf<T>(task, next, block);
       const auto at = [&](int64_t line) { return reinterpret_cast<const char*>(weights.first[line * kVectors]); };
       const int64_t lines = CeilDiv(weights.vectors, kVectors);
       return {at(0), weights.tap_stride * int64_t{sizeof(T)}, lines > 1 ? at(1) - at(0) : 0, lines};

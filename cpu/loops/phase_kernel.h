@@ -4,8 +4,8 @@
 //   four phases, and each is a convolution of stride 1 with such a kernel. For each chunk of channels, each block, each
 //   phase and each row of it, the sums of a window stay in registers while it moves along the row, as in
 //   loops/pixel_rows.h.
-// Layout: slices are those of loops/pixel_kernel.h, [C, 9, 16], a block is up to four of them side by side. Sums are
-//   [places, block]. What is not zero is found in x, see loops/pixel_entries.h.
+// Layout: slices are those of loops/pixel_kernel.h, [C, 9, 16] or, of pairs, [C, 9, 32]. A block is up to four vectors
+//   of them side by side. Sums are [places, block]. What is not zero is found in x, see loops/pixel_entries.h.
 // Why this tiling: an entry of the last phase has one product for each vector of output channels, and the next entry
 //   waits for it. Four vectors hide that. A phase's part of a slice stays in L1 while the rows of the phase pass by.
 // Bound by: multiply-adds that wait for each other where a pixel meets one kernel element, and the end of its list.
@@ -23,7 +23,10 @@ namespace jsc {
 namespace JSC_ISA {
 namespace {
 
-constexpr int64_t kPhaseStride = 2, kPhaseTaps = 9, kSliceBlock = 16;
+constexpr int64_t kPhaseStride = 2, kPhaseTaps = 9, kPhaseLanes = 16;  // output channels of a vector
+
+template <typename F>
+constexpr int64_t kSliceBlock = kPhaseLanes * kChannelsOf<F>;
 
 template <typename A>
 struct PhaseBuffers {
@@ -58,8 +61,8 @@ struct PhaseRow {
   int64_t step;     // elements to the next pixel of the phase
   int64_t pixels;
   int64_t channels;
-  const F* slice;        // the first kernel element that counts, of the block's first 16 output channels, ...
-  int64_t apart;         // ... and elements to those of the next 16
+  const F* slice;        // the first kernel element that counts, of the block's first slice, ...
+  int64_t apart;         // ... and elements to that of the next slice
   Accumulator<F>* sums;  // of the first pixel through the last kernel column and the first kernel row that counts, ...
   int64_t row;           // ... and elements from there to the next kernel row's, upwards
 };
@@ -67,9 +70,9 @@ struct PhaseRow {
 template <int kRows, int kCols, int kVectors, typename F>
 [[gnu::noinline]] void SweepPhase(const PhaseRow<F>& given) {
   using A = Accumulator<F>;
-  constexpr int64_t kPitch = kVectors * kSliceBlock;
-  constexpr int kTapRow = kPhaseStride * 3 * kSliceBlock, kTapColumn = kPhaseStride * kSliceBlock;
-  static_assert(kLanes<A> <= kSliceBlock, "a slice has whole vectors");
+  constexpr int64_t kPitch = kVectors * kPhaseLanes, kOfSlice = kSliceBlock<F> / kPhaseLanes;
+  constexpr int kTapRow = kPhaseStride * 3 * kSliceBlock<F>, kTapColumn = kPhaseStride * kSliceBlock<F>;
+  static_assert(kLanes<A> <= kPhaseLanes, "a slice has whole vectors");
   const PhaseRow<F> work = given;
   Vector<A> sum[kRows][kCols][kVectors] = {};
   const F* values = work.values;
@@ -82,9 +85,10 @@ template <int kRows, int kCols, int kVectors, typename F>
     for (; rest != 0; rest &= rest - 1) {
       const int64_t channel = __builtin_ctzll(rest);
       const F value = values[channel];
-      const F* weights = work.slice + channel * (kPhaseTaps * kSliceBlock);
+      const F* const first = work.slice + channel * (kPhaseTaps * kSliceBlock<F>);
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v, weights += work.apart) {
+      for (int v = 0; v < kVectors; ++v) {
+        const F* const weights = first + v / kOfSlice * work.apart + v % kOfSlice * kPhaseLanes;
 #pragma GCC unroll 2
         for (int ky = 0; ky < kRows; ++ky) {
 #pragma GCC unroll 2
@@ -99,7 +103,7 @@ template <int kRows, int kCols, int kVectors, typename F>
     for (int ky = 0; ky < kRows; ++ky) {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
-        AddTo(place - ky * work.row + v * kSliceBlock, sum[ky][0][v]);
+        AddTo(place - ky * work.row + v * kPhaseLanes, sum[ky][0][v]);
         if (kCols == 2) sum[ky][0][v] = sum[ky][kCols - 1][v];
         sum[ky][kCols - 1][v] = Vector<A>{};
       }
@@ -109,7 +113,7 @@ template <int kRows, int kCols, int kVectors, typename F>
 #pragma GCC unroll 2
   for (int ky = 0; ky < kRows; ++ky) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) AddTo(place - ky * work.row + v * kSliceBlock, sum[ky][0][v]);
+    for (int v = 0; v < kVectors; ++v) AddTo(place - ky * work.row + v * kPhaseLanes, sum[ky][0][v]);
   }
 }
 
@@ -141,9 +145,10 @@ void AddPhaseRow(const ConvTask& task, const Tile& tile, const SumsLayout& layou
   const int64_t top = rows.ResultOf(y, a.pad_low[0]);  // through the first kernel row
   const int64_t begin = Max(0, top - image.conv_rows.end + 1), end = Min(rows.taps, top - image.conv_rows.begin + 1);
   if (begin >= end) return;
-  const int64_t slices = CeilDiv(a.out_channels / a.groups, kSliceBlock), slice_size = kPhaseTaps * kSliceBlock;
-  const int64_t first_slice = block * (p.block / kSliceBlock);
-  const F* packed = static_cast<const F*>(task.call->packed);  // [S, groups, slices, C / groups, 9, 16]
+  constexpr int64_t kSlice = kSliceBlock<F>;
+  const int64_t slices = CeilDiv(a.out_channels / a.groups, kSlice), slice_size = kPhaseTaps * kSlice;
+  const int64_t first_slice = block * p.block / kSlice;
+  const F* packed = static_cast<const F*>(task.call->packed);  // [S, groups, slices, C / groups, 9, kSlice]
   PhaseRow<F> work{};
   work.channels = Min(p.chunk_channels, a.group_channels - chunk);
   work.values = static_cast<const F*>(task.call->x) +
@@ -153,12 +158,12 @@ void AddPhaseRow(const ConvTask& task, const Tile& tile, const SumsLayout& layou
   work.pixels = CeilDiv(tile.in_cols.end - column, kPhaseStride);
   work.apart = a.group_channels * slice_size;
   work.slice = packed + ((task.stack * a.groups + task.group) * slices + first_slice) * work.apart +
-               chunk * slice_size + ((rows.first + begin * kPhaseStride) * 3 + columns.first) * kSliceBlock;
+               chunk * slice_size + ((rows.first + begin * kPhaseStride) * 3 + columns.first) * kSlice;
   work.row = layout.columns * p.block;
   const int64_t row = image.first_sum + top - begin - image.conv_rows.begin;
   const int64_t place = columns.ResultOf(column, a.pad_low[1]) - (columns.taps - 1) - tile.conv_cols.begin;
   work.sums = sums + (row * layout.columns + place) * p.block;
-  switch (p.block / kSliceBlock) {
+  switch (p.block / kPhaseLanes) {
     case 4:
       return SweepPhaseOf<4>(end - begin, columns.taps, work);
     case 2:
@@ -171,7 +176,7 @@ void AddPhaseRow(const ConvTask& task, const Tile& tile, const SumsLayout& layou
 template <typename T>
 void RunPhases(const ConvTask& task, char* scratch) {
   using A = Accumulator<T>;
-  if constexpr (std::is_same_v<T, Factor<T>> && kLanes<A> == kSliceBlock) {
+  if constexpr (std::is_same_v<T, Factor<T>> && kLanes<A> == kPhaseLanes) {
     const IeeeScope ieee;
     const ConvArgs& a = task.call->args;
     const ConvPlan& p = *task.plan;

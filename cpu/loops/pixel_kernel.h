@@ -9,11 +9,11 @@
 // Why this tiling: an entry costs a load for each multiply-add and one more, where loops/window_kernel.h has two more
 //   for each tap. Its bit serves kh * kw windows, so there is nothing to copy for each of them. Sixteen
 //   output channels make lists longer for the same slice in L1, so more entries share loading and storing sums: that is
-//   how a packed kernel lies. Where it is packed here, in each call, blocks are 128 bytes wide, which is what the outer
-//   cache gives in one piece. A row of sums is zeroed just before it is first added to and becomes a row of results
-//   right after the last addition, while it is in L1. Its lines of the result are fetched meanwhile. A few rows do so
-//   together. In the chunks between the first and the last all of them run in one go: row by row a layer takes 4 to 8 %
-//   longer.
+//   how a packed kernel lies. Of pairs, whose lists are half as long, 32 do. Where it is packed here, in each call,
+//   blocks are 128 bytes wide, which is what the outer cache gives in one piece. A row of sums is zeroed just before it
+//   is first added to and becomes a row of results right after the last addition, while it is in L1. Its lines of the
+//   result are fetched meanwhile. A few rows do so together. In the chunks between the first and the last all of them
+//   run in one go: row by row a layer takes 4 to 8 % longer.
 // Order of blocks: they go through a chunk one after another, up to 16 of a packed kernel, their sums in L2. The branch
 //   predictor then learns the lengths of the chunk's lists and misses fewer of their ends. Block by block, through all
 //   chunks each, a layer of 256 channels takes 4 to 14 % longer.

@@ -68,32 +68,41 @@ template <typename T, typename F>
   for (int64_t k = 0; k < block; ++k) packed[k] = F{};
 }
 
-// Where float32 weights of one chunk of a block lie: in the packed kernel if there is one, whose rows follow each
-// other, else in the kernel, a row of output channels for each tap and channel.
+// Elements that packed kernels have: float32, and pairs of bfloat16.
+template <typename T>
+constexpr bool kIsPacked = std::is_same_v<T, float> || std::is_same_v<T, BFloat16Pair>;
+
+// Where weights of one chunk of a block lie: in the packed kernel if there is one, whose rows follow each other, else
+// in the kernel, a row of output channels for each tap and channel. Pairs are in a packed kernel alone.
+template <typename T>
 struct Weights {
   static constexpr int64_t kMostVectors = 4;  // of a block that is not read in the packed kernel
-  const float* first[kMostVectors];           // of each vector
+  const T* first[kMostVectors];               // of each vector
   int64_t vectors, tap_stride, channel_stride;
   int64_t width;  // of all vectors: those of a packed kernel are whole
 };
 
-inline Weights WeightsOf(const ConvTask& task, const Chunk& chunk, int64_t block) {
+template <typename T>
+Weights<T> WeightsOf(const ConvTask& task, const Chunk& chunk, int64_t block) {
   const ConvArgs& a = task.call->args;
-  if (task.call->packed == nullptr) {
-    const KernelSlice<float> slice = SliceAt<float>(task, chunk, block);
-    Weights weights{{}, CeilDiv(slice.width, kLanes<float>), slice.tap_stride, slice.channel_stride, slice.width};
-    for (int64_t v = 0; v < weights.vectors; ++v) weights.first[v] = slice.first + v * kLanes<float>;
-    return weights;
+  if constexpr (std::is_same_v<T, float>) {
+    if (task.call->packed == nullptr) {
+      const KernelSlice<T> slice = SliceAt<T>(task, chunk, block);
+      Weights<T> weights{{}, CeilDiv(slice.width, kLanes<T>), slice.tap_stride, slice.channel_stride, slice.width};
+      for (int64_t v = 0; v < weights.vectors; ++v) weights.first[v] = slice.first + v * kLanes<T>;
+      return weights;
+    }
   }
   // [S, groups, blocks, C / groups, kh * kw, whole]
-  const int64_t out_channels = a.out_channels / a.groups, whole = PackedBlock(a), blocks = CeilDiv(out_channels, whole);
+  const int64_t out_channels = a.out_channels / a.groups, whole = PackedBlock(a, kChannelsOf<T> == 2);
+  const int64_t blocks = CeilDiv(out_channels, whole);
   const int64_t first = block * task.plan->block, channel_stride = a.kernel_size[0] * a.kernel_size[1] * whole;
-  const int64_t vectors = CeilDiv(Min(task.plan->block, out_channels - first), kLanes<float>);
-  Weights weights{{}, vectors, whole, channel_stride, vectors * kLanes<float>};
+  const int64_t vectors = CeilDiv(Min(task.plan->block, out_channels - first), kLanes<T>);
+  Weights<T> weights{{}, vectors, whole, channel_stride, vectors * kLanes<T>};
   for (int64_t v = 0; v < vectors; ++v) {
-    const int64_t k = first + v * kLanes<float>;
+    const int64_t k = first + v * kLanes<T>;
     const int64_t row = ((task.stack * a.groups + task.group) * blocks + k / whole) * a.group_channels;
-    weights.first[v] = static_cast<const float*>(task.call->packed) + (row + chunk.channel_begin) * channel_stride +
+    weights.first[v] = static_cast<const T*>(task.call->packed) + (row + chunk.channel_begin) * channel_stride +
                        chunk.tap_begin * a.kernel_size[1] * whole + k % whole;
   }
   return weights;
@@ -104,9 +113,9 @@ inline Weights WeightsOf(const ConvTask& task, const Chunk& chunk, int64_t block
 template <typename T>
 void PackBlock(const ConvTask& task, const Chunk& chunk, int64_t block, Factor<T>* packed) {
   const int64_t stride = task.plan->block;
-  if constexpr (std::is_same_v<T, float>) {
+  if constexpr (kIsPacked<T>) {
     if (task.call->packed != nullptr) {
-      const Weights weights = WeightsOf(task, chunk, block);
+      const Weights<T> weights = WeightsOf<T>(task, chunk, block);
       for (int64_t tap = 0; tap < chunk.taps * task.call->args.kernel_size[1]; ++tap) {
         for (int64_t c = 0; c < chunk.channels; ++c, packed += stride) {
           const int64_t row = tap * weights.tap_stride + c * weights.channel_stride;

@@ -186,8 +186,8 @@ inline Transformed TransformRow(Vector<float> first, Vector<float> second, Vecto
 }
 
 // G g G' of `channels` channels. target: [kPoints, channels, block], the points `pitch` apart.
-[[gnu::noinline]] inline void TransformKernel(const Weights& weights, int64_t channels, int64_t block, int64_t pitch,
-                                              float* target) {
+[[gnu::noinline]] inline void TransformKernel(const Weights<float>& weights, int64_t channels, int64_t block,
+                                              int64_t pitch, float* target) {
   for (int64_t c = 0; c < channels; ++c, target += block) {
     for (int64_t v = 0; v < weights.vectors; ++v) {
       const float* const first = weights.first[v] + c * weights.channel_stride;
@@ -283,7 +283,7 @@ inline void RunWinograd(const ConvTask& task, char* scratch) {
     int64_t vectors = 0;
     for (int64_t channel = 0; channel < a.group_channels; channel += p.chunk_channels) {
       const Chunk chunk = {channel, Min(p.chunk_channels, a.group_channels - channel), 0, a.kernel_size[0]};
-      const Weights weights = WeightsOf(task, chunk, block);
+      const Weights<float> weights = WeightsOf<float>(task, chunk, block);
       vectors = weights.vectors;
       TransformKernel(weights, chunk.channels, p.block, buffers.kernel_pitch, buffers.kernel);
       const NextLines next = NextLinesOf<float>(task, chunk, block);

@@ -64,7 +64,7 @@ ConvPlan MakeDirectPlan(const ConvCall& call, const Machine& machine, int64_t ac
   const bool is_point = a.kernel_size[0] * a.kernel_size[1] == 1;
   const bool in_place = is_point && a.pad_low[0] == 0 && a.pad_low[1] == 0 && call.scaled.scale == nullptr;
   const bool packed = call.packed != nullptr && is_point && machine.vector_bytes == 64 && accumulator_bytes == 4;
-  if (packed) p.vectors = PackedBlock(a) / lanes;
+  if (packed) p.vectors = PackedBlock(a, false) / lanes;  // of 1x1, where pairs have the same
   p.block = p.vectors * lanes;
   p.chunk_taps = a.kernel_size[0];
   p.chunk_channels = ChunkChannels(a, machine, p.vectors * machine.vector_bytes);

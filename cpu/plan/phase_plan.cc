@@ -26,9 +26,10 @@ constexpr double kTaps = 9.0 / 4, kRows = 3.0 / 2;  // that a pixel meets, on av
 
 }  // namespace
 
-bool CanRunPhases(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes, bool packed) {
+bool CanRunPhases(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes, bool packed, bool pairs) {
   constexpr int64_t kVectorBytes = 64;  // with which bits are found fast, and a slice's block is one vector
   const bool fits = packed && machine.vector_bytes == kVectorBytes && accumulator_bytes == 4;
+  if (pairs && a.out_channels / a.groups <= 16) return false;  // whose packed block is not that of others
   for (int i = 0; i < 2; ++i) {
     // A pixel's phase is that of its place behind the padding, which a crop would make negative.
     if (a.kernel_size[i] != 3 || a.stride[i] != 2 || a.dilation[i] != 1 || a.pad_low[i] < 0) return false;
@@ -36,11 +37,13 @@ bool CanRunPhases(const ConvArgs& a, const Machine& machine, int64_t accumulator
   return fits;
 }
 
-ConvPlan MakePhasePlan(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes, double density) {
-  constexpr int64_t kSlice = 16;  // output channels of a packed block
+ConvPlan MakePhasePlan(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes, double density,
+                       bool pairs) {
+  constexpr int64_t kSlice = 16;  // output channels of a vector
   ConvPlan p{};
   p.loop = ConvLoop::kPhases;
-  const int64_t slices = CeilDiv(a.out_channels / a.groups, kSlice);
+  const int64_t packed_block = PackedBlock(a, pairs);
+  const int64_t slices = CeilDiv(a.out_channels / a.groups, packed_block) * (packed_block / kSlice);
   p.vectors = slices % 4 == 0 ? 4 : slices % 2 == 0 ? 2 : 1;
   p.block = p.vectors * kSlice;
   // Of the phase that meets four kernel elements, the part of a slice that stays in L1; twice that makes short lists

@@ -129,11 +129,11 @@ bool CanRunPixels(const ConvArgs& a, const Machine& machine) {
 }
 
 ConvPlan MakePixelPlan(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes, double density,
-                       bool packed) {
+                       bool packed, bool pairs) {
   const int64_t taps = a.kernel_size[0] * a.kernel_size[1];
   ConvPlan p{};
   p.loop = ConvLoop::kPixels;
-  p.block = PackedBlock(a);
+  p.block = PackedBlock(a, pairs);
   if (!packed && taps == 9 && a.out_channels / a.groups > 16) p.block = 32;  // 128 bytes, as the outer cache gives them
   const int64_t row_bytes = taps * p.block * accumulator_bytes;
   constexpr int64_t kWordBits = 64;  // one for each channel
@@ -142,7 +142,8 @@ ConvPlan MakePixelPlan(const ConvArgs& a, const Machine& machine, int64_t accumu
   p.tile_cols = std::max<int64_t>(1, a.out_size[1]);
   p.col_tiles = 1;
   const double many = packed || taps == 1 ? kBlocksMany : kBlocksManyUnpacked;
-  p.copied = CeilDiv(a.out_channels / a.groups, p.block) >= static_cast<int64_t>(many);
+  const int64_t counted = packed && taps > 1 ? 16 : p.block;  // output channels; those of pairs are wider
+  p.copied = CeilDiv(a.out_channels / a.groups, counted) >= static_cast<int64_t>(many);
   const Layer l = LayerOf(a, p, machine, accumulator_bytes, density, packed);
   const int64_t fewest = CeilDiv(l.rows, FittingRows(a, l, p, machine, accumulator_bytes));
   p = SearchTasks(p, {l.rows, l.blocks, l.parts, fewest}, machine.threads,

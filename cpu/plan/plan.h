@@ -79,11 +79,12 @@ ConvPlan MakeScatterPlan(const ConvArgs& args, const Machine& machine, int64_t a
 // Stride 1, 1x1, 3x3 or, with many registers, 5x5. Only where CanRunPixels. `packed`: the call's kernel is packed.
 bool CanRunPixels(const ConvArgs& args, const Machine& machine);
 ConvPlan MakePixelPlan(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, double density,
-                       bool packed);
+                       bool packed, bool pairs);
 
 // 3x3 with strides of 2, float32 with AVX-512 and a packed kernel. Only where CanRunPhases.
-bool CanRunPhases(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, bool packed);
-ConvPlan MakePhasePlan(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, double density);
+bool CanRunPhases(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, bool packed, bool pairs);
+ConvPlan MakePhasePlan(const ConvArgs& args, const Machine& machine, int64_t accumulator_bytes, double density,
+                       bool pairs);
 
 // 3x3, float32, that may be dense. Only where CanRunWinograd.
 bool CanRunWinograd(const ConvCall& call, const Machine& machine);

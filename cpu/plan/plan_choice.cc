@@ -10,17 +10,17 @@
 namespace jsc {
 namespace {
 
-ConvPlan PlanOf(ConvLoop loop, const ConvCall& call, const Machine& machine, int64_t accumulator_bytes,
-                double density) {
+ConvPlan PlanOf(ConvLoop loop, const ConvCall& call, const Machine& machine, int64_t accumulator_bytes, double density,
+                bool pairs) {
   switch (loop) {
     case ConvLoop::kScatter:
       return MakeScatterPlan(call.args, machine, accumulator_bytes, density);
     case ConvLoop::kPixels:
-      return MakePixelPlan(call.args, machine, accumulator_bytes, density, call.packed != nullptr);
+      return MakePixelPlan(call.args, machine, accumulator_bytes, density, call.packed != nullptr, pairs);
     case ConvLoop::kDirect:
       return MakeDirectPlan(call, machine, accumulator_bytes);
     case ConvLoop::kPhases:
-      return MakePhasePlan(call.args, machine, accumulator_bytes, density);
+      return MakePhasePlan(call.args, machine, accumulator_bytes, density, pairs);
     case ConvLoop::kWinograd:
       return MakeWinogradPlan(call.args, machine);
     default:
@@ -28,7 +28,7 @@ ConvPlan PlanOf(ConvLoop loop, const ConvCall& call, const Machine& machine, int
   }
 }
 
-bool CanRun(ConvLoop loop, const ConvCall& call, const Machine& machine, int64_t accumulator_bytes) {
+bool CanRun(ConvLoop loop, const ConvCall& call, const Machine& machine, int64_t accumulator_bytes, bool pairs) {
   switch (loop) {
     case ConvLoop::kScatter:
       return call.kernel != nullptr && CanScatter(call.args);
@@ -37,7 +37,8 @@ bool CanRun(ConvLoop loop, const ConvCall& call, const Machine& machine, int64_t
     case ConvLoop::kDirect:
       return call.may_be_dense;
     case ConvLoop::kPhases:
-      return call.kernel != nullptr && CanRunPhases(call.args, machine, accumulator_bytes, call.packed != nullptr);
+      return call.kernel != nullptr &&
+             CanRunPhases(call.args, machine, accumulator_bytes, call.packed != nullptr, pairs);
     case ConvLoop::kWinograd:
       return CanRunWinograd(call, machine);
     default:
@@ -79,12 +80,12 @@ struct Calls {
 
   bool CanRunOn(const Candidate& candidate, const Machine& machine, int64_t accumulator_bytes) const {
     if (candidate.pairs && (!has_pairs || (pairs.lone_channel && candidate.loop != ConvLoop::kDirect))) return false;
-    return CanRun(candidate.loop, candidate.pairs ? pairs : single, machine, accumulator_bytes);
+    return CanRun(candidate.loop, candidate.pairs ? pairs : single, machine, accumulator_bytes, candidate.pairs);
   }
 
   ConvPlan PlanFor(const Candidate& candidate, const Machine& machine, int64_t accumulator_bytes) const {
     ConvPlan plan = PlanOf(candidate.loop, candidate.pairs ? pairs : single, machine, accumulator_bytes,
-                           candidate.pairs ? density_of_pairs : density);
+                           candidate.pairs ? density_of_pairs : density, candidate.pairs);
     plan.pairs = candidate.pairs;
     return plan;
   }

@@ -38,13 +38,17 @@ ODD = [
 STRIDED = [
     Case("strides of 2", (2, 15, 12, 40), 72, strides=2, padding="SAME", bias=True, activation="relu"),
     Case("strides of 2, groups", (1, 14, 14, 64), 64, strides=2, groups=2, padding="SAME"),
+    Case("strides of 2, one block", (1, 11, 14, 48), 128, strides=2, padding="SAME", pool="max"),
+    *(Case(f"strides of 2, {n}", (1, 9, 14, 32), n, strides=2, padding="SAME", bias=True) for n in (16, 17, 48)),
 ]
+# Around the width of a packed block, which is 16 for 16 output channels and else 32.
+BLOCKS = [Case(f"{n} of a block", (2, 9, 11, 24), n, padding="SAME", bias=True) for n in (16, 17, 31, 32, 33, 65, 160)]
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_against_float64(loop: str) -> None:
     with on_cpu(loop=loop):
-        for case in (*CASES, *ODD, *STRIDED):
+        for case in (*CASES, *ODD, *STRIDED, *BLOCKS):
             inputs, wanted = inputs_and_result(case, "bfloat16")
             result = run(case, inputs, None)
             assert result.dtype == jnp.bfloat16
@@ -54,7 +58,7 @@ def test_against_float64(loop: str) -> None:
 @pytest.mark.parametrize("loop", LOOPS)
 def test_constant_kernels_are_packed(loop: str) -> None:
     with on_cpu(loop=loop):
-        for case in (*LAYERS, *STRIDED):
+        for case in (*LAYERS, *STRIDED, *BLOCKS):
             inputs, wanted = inputs_and_result(case, "bfloat16")
             function = of_x(case, inputs)
             is_packed = "has_packed = 1" in function.lower(cases.on_device(inputs.x)).as_text()
@@ -102,6 +106,13 @@ def test_a_packed_kernel_lies_in_pairs() -> None:
     for pair, tap, k, half in np.ndindex(3, 2, 20, 2):
         assert packed[0, 0, pair, tap, 2 * k + half] == kernel[0, tap, 2 * pair + half, k]
     assert not packed[..., 40:].any()
+
+
+def test_blocks_of_3x3_pairs_have_32_output_channels() -> None:
+    for out_channels, shape in ((16, (1, 1, 4, 9, 32)), (17, (1, 1, 4, 9, 64)), (65, (1, 3, 4, 9, 64))):
+        assert packing.packed_shape((3, 3, 8, out_channels), 1, jnp.bfloat16) == shape
+    assert packing.packed_shape((3, 3, 8, 64), 2, jnp.bfloat16) == (2, 1, 4, 9, 64)
+    assert packing.packed_shape((3, 3, 8, 65), 1, jnp.float32) == (1, 5, 8, 9, 16)
 
 
 def test_a_cast_copy_is_none() -> None:

@@ -167,9 +167,11 @@ def pack(kernel: jax.typing.ArrayLike | PackedKernel, *, feature_group_count: in
     return PackedKernel(kernel, _copy(jax.lax.stop_gradient(kernel), feature_group_count), feature_group_count)
 
 
-def block_out_channels(kernel_shape: tuple[int, ...], groups: int) -> int:
+def block_out_channels(kernel_shape: tuple[int, ...], groups: int, dtype: Any) -> int:
     """Output channels of a block, as `PackedBlock` of `native/call.cc`; kernel_shape is [kh, kw, C / groups, K]."""
     block = _LEAST_BLOCK
+    if dtype == jnp.bfloat16 and kernel_shape[0] == 3 and kernel_shape[3] // groups > block:
+        return 2 * block
     while kernel_shape[0] == 1 and block < min(_MAX_BLOCK, kernel_shape[3] // groups):
         block *= 2
     return block
@@ -181,7 +183,7 @@ def packed_shape(kernel_shape: tuple[int, ...], groups: int, dtype: Any = jnp.fl
     In bfloat16 channels are in pairs: [groups, blocks, C / groups / 2, kh * kw, 2 * block].
     """
     height, width, channels, out_channels = kernel_shape
-    block, each = block_out_channels(kernel_shape, groups), _channels_together(dtype)
+    block, each = block_out_channels(kernel_shape, groups, dtype), _channels_together(dtype)
     return (groups, -(-(out_channels // groups) // block), channels // each, height * width, each * block)
 
 
@@ -195,7 +197,7 @@ def reordered(values: Any, groups: int) -> Any:
     height, width, channels, out_channels = values.shape
     shape = packed_shape(values.shape, groups, values.dtype)
     block, each, out_of_group = (
-        block_out_channels(values.shape, groups),
+        block_out_channels(values.shape, groups, values.dtype),
         _channels_together(values.dtype),
         out_channels // groups,
     )
