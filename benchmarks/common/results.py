@@ -54,7 +54,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "real_weights": ("network", "implementation", "batch"),
     "run": ("network", "batch", "dtype", "precision", "implementation", "plan"),
     "scaling": ("layer", "batch", "maps", "threads"),
-    "loops": ("layer", "weights", "zeros_percent"),
+    "loops": ("layer", "dtype", "weights", "zeros_percent"),
     "sorting": ("layer",),
     "sweep": ("layer", "dtype", "precision", "weights"),
     "tests": ("backend", "tests_of"),

@@ -258,7 +258,7 @@ def _winograd_beside_others(results: Path) -> Sequence[str]:
         ("1x28x28, 3x3 512->512", 0),
         *(("1x112x112, 3x3 128->128", zeros) for zeros in (0, 50, 70)),
     ):
-        (row,) = rows_of(path, layer=layer, weights="constant", zeros_percent=zeros)
+        (row,) = rows_of(path, layer=layer, dtype="float32", weights="constant", zeros_percent=zeros)
         found += [f"{row[f'{loop}_us']:,.0f}" for loop in ("direct", "pixels", "winograd")]
     return found
 

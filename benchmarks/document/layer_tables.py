@@ -207,6 +207,7 @@ def loops(rows: Sequence[Row]) -> list[str]:
     lines = (
         (
             row["layer"],
+            row["dtype"],
             row["weights"],
             f"{row['zeros_percent']:.0f} %",
             *(microseconds(row[f"{name}_us"]) if f"{name}_us" in row else "" for name in names),
@@ -214,7 +215,7 @@ def loops(rows: Sequence[Row]) -> list[str]:
         )
         for row in rows
     )
-    return [table(("layer", "weights", "zeros", *(f"{name} us" for name in names), "regret"), lines)]
+    return [table(("layer", "dtype", "weights", "zeros", *(f"{name} us" for name in names), "regret"), lines)]
 
 
 def sweep(rows: Sequence[Row]) -> list[str]:

@@ -61,6 +61,7 @@ LAYERS = (
 
 _COLUMNS = (
     ("layer", "layer", "<", "{}"),
+    ("dtype", "dtype", "<", "{}"),
     ("weights", "weights", "<", "{}"),
     ("zeros_percent", "zeros %", ">", "{:.0f}"),
     *((f"{loop}_us", f"{loop} us", ">", "{}") for loop in LOOPS),
