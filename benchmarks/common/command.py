@@ -24,7 +24,7 @@ COMMAND_BUFFERS = " ".join(f"--{name}={value}" for name, value in GRAPHS.items()
 
 
 def portable(suite: str, arguments: Sequence[str]) -> str:
-    """`python -m benchmarks SUITE arguments` without this machine's folders: of an absolute path its last part."""
+    """`python -m benchmarks SUITE arguments` without this machine's folders: of paths out of this one the last part."""
     return shlex.join(["python", "-m", "benchmarks", suite, *map(environment.without_folders, arguments)])
 
 

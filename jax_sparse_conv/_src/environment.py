@@ -72,9 +72,10 @@ def describe_run(argv: list[str] | None = None) -> dict[str, Any]:
 
 
 def without_folders(argument: str) -> str:
-    """An argument without the folders of this machine: of an absolute path its last part."""
+    """An argument without the folders of this machine: of a path that is absolute or leads up its last part."""
     option, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
-    return f"{option}{equals}{pathlib.Path(value).name if pathlib.Path(value).is_absolute() else value}"
+    path = pathlib.Path(value)
+    return f"{option}{equals}{path.name if path.is_absolute() or '..' in path.parts else value}"
 
 
 def lines(found: dict[str, Any]) -> list[str]:

@@ -122,7 +122,7 @@ def test_real_weights_fails_with_one_sentence(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_commands_in_result_files_have_no_local_folders() -> None:
-    arguments = ["--data", "/home/me/weights", "--json=/tmp/out.json", "--maps", "maps/a.npz", "--layers", "a b", "-x"]
+    arguments = ["--data", "/home/me/weights", "--json=../out.json", "--maps", "maps/a.npz", "--layers", "a b", "-x"]
     expected = "python -m benchmarks layers --data weights --json=out.json --maps maps/a.npz --layers 'a b' -x"
     assert command.portable("layers", arguments) == expected
 
