@@ -65,11 +65,14 @@ def check(function: Callable[..., Any], *args: Any, weights: Any = None, in_micr
     weights = WEIGHTS if weights is None else weights
     predict = jsc.jit_inference(function, weights)
     assert has_micro_batches(predict, *args) == in_micro_batches
-    found, wanted = predict(*args), jax.jit(function)(weights, *args)
-    assert jax.tree.structure(found) == jax.tree.structure(wanted)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        assert (one.shape, one.dtype) == (other.shape, other.dtype)
-        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-4)
+    accelerated = jax.jit(jsc.accelerate(function))  # of weights, too
+    assert has_micro_batches(accelerated, weights, *args) == in_micro_batches
+    wanted = jax.jit(function)(weights, *args)
+    for found in (predict(*args), accelerated(weights, *args)):
+        assert jax.tree.structure(found) == jax.tree.structure(wanted)
+        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+            assert (one.shape, one.dtype) == (other.shape, other.dtype)
+            np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-4)
 
 
 # Each image by itself, to the end.
@@ -140,9 +143,12 @@ def test_values(name: str) -> None:
 def test_images_that_meet(name: str) -> None:
     function, in_micro_batches = MEETING[name]
     predict = jsc.jit_inference(function, WEIGHTS)
-    if name != "a loop":
-        assert has_micro_batches(predict, X) == in_micro_batches
-    np.testing.assert_allclose(predict(X), jax.jit(function)(WEIGHTS, X), rtol=2e-4, atol=2e-4)
+    accelerated = jax.jit(jsc.accelerate(lambda x: function(WEIGHTS, x)))
+    wanted = jax.jit(function)(WEIGHTS, X)
+    for each in (predict, accelerated):
+        if name != "a loop":
+            assert has_micro_batches(each, X) == in_micro_batches
+        np.testing.assert_allclose(each(X), wanted, rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("first", range(0, 100, 5))
@@ -151,7 +157,9 @@ def test_random_graphs(first: int) -> None:
         graph = Graph(seed, "float32")
         x, weights = jnp.asarray(graph.image), [jnp.asarray(each) for each in graph.weights]
         predict = jsc.jit_inference(lambda weights, x, graph=graph: graph(x, weights), weights)
-        for one, other in zip(jax.tree.leaves(predict(x)), jax.tree.leaves(jax.jit(graph)(x, weights)), strict=True):
+        accelerated = jax.jit(jsc.accelerate(graph))(x, weights)
+        wanted = 2 * jax.tree.leaves(jax.jit(graph)(x, weights))
+        for one, other in zip(jax.tree.leaves((predict(x), accelerated)), wanted, strict=True):
             first_norm, norm = (np.linalg.norm(np.asarray(each, np.float64)) for each in (one - other, other))
             assert first_norm <= 2e-5 * max(norm, 0.3), f"seed {seed}, {graph.layout}: {graph.steps}"
 
@@ -161,10 +169,11 @@ def test_networks(build: Callable[[], Any]) -> None:
     model = build()
     model.eval()
     x = jax.random.normal(jax.random.key(0), (4, 64, 64, 3))
-    predict = jsc.nnx.jit_inference(model)
-    assert has_micro_batches(predict, x)
+    predict, accelerated = jsc.nnx.jit_inference(model), jax.jit(jsc.accelerate(lambda x: model(x)))
     wanted = jax.jit(nnx.jit(model))(x)
-    np.testing.assert_allclose(predict(x), wanted, rtol=1e-4, atol=1e-4 * float(jnp.abs(wanted).max()))
+    for each in (predict, accelerated):
+        assert has_micro_batches(each, x)
+        np.testing.assert_allclose(each(x), wanted, rtol=1e-4, atol=1e-4 * float(jnp.abs(wanted).max()))
 
 
 def test_several_arguments() -> None:
@@ -237,9 +246,12 @@ def _without_jit(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> ja
         return function(x)
 
 
+@pytest.mark.parametrize("by", ["jit_inference", "accelerate"])
 @pytest.mark.parametrize("name", SEEN)
-def test_transformations(name: str) -> None:
+def test_transformations(name: str, by: str) -> None:
     predict = jsc.jit_inference(FUNCTIONS["layers"], WEIGHTS)
+    if by == "accelerate":
+        predict = jsc.accelerate(lambda x: FUNCTIONS["layers"](WEIGHTS, x))
     found = SEEN[name](predict)(X)
     wanted = SEEN[name](lambda x: FUNCTIONS["layers"](WEIGHTS, x))(X)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
@@ -247,11 +259,27 @@ def test_transformations(name: str) -> None:
 
 
 def test_derivatives_and_exports_have_the_batch_as_one() -> None:
-    predict = jsc.jit_inference(FUNCTIONS["layers"], WEIGHTS)
-    assert not has_micro_batches(jax.jit(jax.grad(squared(jax.jit(predict)))), X)
-    assert not has_micro_batches(jax.jit(jax.vmap(jax.jit(predict))), X[None])
-    exported = jax.export.export(jax.jit(predict), disabled_checks=jsc.export_checks())(X)
-    assert "stablehlo.while" not in exported.mlir_module()
+    accelerated = jsc.accelerate(lambda x: FUNCTIONS["layers"](WEIGHTS, x))
+    for predict in (jsc.jit_inference(FUNCTIONS["layers"], WEIGHTS), accelerated):
+        assert not has_micro_batches(jax.jit(jax.grad(squared(jax.jit(predict)))), X)
+        assert not has_micro_batches(jax.jit(jax.vmap(jax.jit(predict))), X[None])
+        exported = jax.export.export(jax.jit(predict), disabled_checks=jsc.export_checks())(X)
+        assert "stablehlo.while" not in exported.mlir_module()
+
+
+def test_kernels_are_no_images() -> None:
+    """Though their first axis may be one, and be worked on by itself, as where a batch norm is folded."""
+
+    def function(w: Any, x: jax.Array) -> jax.Array:
+        kernel = w["kernel"] * w["scale"][:, None, None, None]
+        return lax.conv(lax.conv(x, kernel, (1, 1), "SAME"), kernel, (1, 1), "SAME")
+
+    w = {"kernel": jax.random.normal(jax.random.key(6), (6, 6, 3, 3)), "scale": jnp.arange(1.0, 7)}
+    for images, in_micro_batches in ((1, False), (4, True), (6, True)):
+        x = jax.random.normal(jax.random.key(7), (images, 6, 8, 8))
+        run = jax.jit(jsc.accelerate(function))
+        assert has_micro_batches(run, w, x) == in_micro_batches
+        np.testing.assert_allclose(run(w, x), function(w, x), rtol=1e-3, atol=1e-2)
 
 
 def test_checkify_sees_what_is_inside() -> None:

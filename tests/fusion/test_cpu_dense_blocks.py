@@ -173,6 +173,23 @@ def test_a_network_runs_its_blocks_as_one_call_each() -> None:
     assert jnp.linalg.norm(function(x) - wanted) <= 1e-5 * jnp.linalg.norm(wanted)
 
 
+@pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 1e-2), ("float16", 1e-3)])
+def test_a_network_of_16_bits_has_its_blocks_in_float32(dtype: str, most: float) -> None:
+    model = models.DenseNet((2, 3), growth=16, num_classes=10, rngs=nnx.Rngs(0))
+    model.eval()
+    graph, state = nnx.split(model)
+    narrow = jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.dtype == jnp.float32 else leaf, state)
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == dtype else leaf, narrow)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 64, 64, 3)), dtype)
+    function = jsc.nnx.jit_inference(nnx.merge(graph, narrow))
+    blocks = {row.block for row in function.report(x).rows if row.block is not None}
+    assert len(blocks) == 2
+    wanted = nnx.merge(graph, wide)(x.astype(jnp.float32))
+    found = function(x)
+    assert found.dtype == dtype
+    assert jnp.linalg.norm(found.astype(jnp.float32) - wanted) <= most * jnp.linalg.norm(wanted)
+
+
 def test_native_code_refuses_what_does_not_fit() -> None:
     if _native.why_missing("dense_block", "cpu", "float32") is not None:
         pytest.skip("the extension for the CPU is not built")

@@ -300,9 +300,6 @@ def jit_inference(
     On a GPU what a fused chain or a dense block reads of the weights lies in one array, so that a call has few
     arguments. Of large arrays that it reads as they are there is no copy.
 
-    On a CPU a batch goes through the first layers in micro-batches, where each image is taken by itself: their maps
-    then stay in the caches. `grad`, `vmap` and exported programs take it as one; so do programs for several devices.
-
     Args:
       function: of the weights and the arguments of a call.
       weights: a pytree of arrays, such as Flax's or Haiku's variables or an Equinox module. Leaves that are no arrays

@@ -11,7 +11,7 @@ A primitive holds both programs: the batch as one, which transformations see, an
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -37,14 +37,16 @@ def with_micro_batches(every: Any, weights: int) -> Any:
 
     The same jaxpr where that is not expected to be faster, or no axis of images is known.
     """
-    batch = _batch(every.in_avals[weights:])
-    if batch is None or every.effects:  # which have an order
-        return every
-    program = _Program(every, weights, batch)
-    if program.first == 0:
+    program = _program(every, weights)
+    if program is None:
         return every
     parts = jax.make_jaxpr(program.evaluate)(*every.in_avals)
     return jax.make_jaxpr(functools.partial(micro_batches_p.bind, jaxpr=every, parts=parts))(*every.in_avals)
+
+
+def are_in(every: Any, weights: int) -> bool:
+    """Whether `with_micro_batches` makes another jaxpr of this one."""
+    return _program(every, weights) is not None
 
 
 # --- the primitive ----------------------------------------------------------------------------------------------------
@@ -102,18 +104,28 @@ jax_internals.has_taylor(micro_batches_p, _taylor)
 # --- which layers -----------------------------------------------------------------------------------------------------
 
 
-def _batch(types: Sequence[Any]) -> Batch | None:
-    """The images of a call, and of a micro-batch: at most one for each thread, and at least half as many."""
-    if devices.default_platform() != "cpu" or devices.cpu().isa == "none":
+def _program(every: Any, weights: int) -> _Program | None:
+    """A closed jaxpr whose first layers are worth it, for the first kind of batch that it may have."""
+    if every.effects:  # which have an order
         return None
-    if explicit.is_split(*types):
-        return None
-    maps = [aval for aval in types if aval.ndim == 4]
-    if not maps or not all(isinstance(size, int) for aval in types for size in aval.shape):
-        return None
-    images, threads = maps[0].shape[0], devices.cpu().threads
-    micro = max((n for n in range(1, min(threads, images - 1) + 1) if images % n == 0), default=0)
-    return Batch(images, micro) if micro and micro * 2 >= threads else None
+    programs = (_Program(every, weights, batch) for batch in _batches(every.in_avals[weights:]))
+    return next((program for program in programs if program.first > 0), None)
+
+
+def _batches(types: Sequence[Any]) -> Iterator[Batch]:
+    """The images that a call may have, and of a micro-batch: at most one for each thread, and at least half as many.
+
+    Arguments of four axes may be kernels, whose first axis no convolution has for that of its images.
+    """
+    if devices.default_platform() != "cpu" or devices.cpu().isa == "none" or explicit.is_split(*types):
+        return
+    if not all(isinstance(size, int) for aval in types for size in aval.shape):
+        return
+    threads = devices.cpu().threads
+    for images in dict.fromkeys(aval.shape[0] for aval in types if aval.ndim == 4):
+        micro = max((n for n in range(1, min(threads, images - 1) + 1) if images % n == 0), default=0)
+        if micro and micro * 2 >= threads:
+            yield Batch(images, micro)
 
 
 class _Program:
@@ -126,10 +138,11 @@ class _Program:
     def __init__(self, every: Any, weights: int, batch: Batch) -> None:
         self._batch = batch
         self._flat = FlatJaxpr(every, every.in_avals, opened)
+        of_layers = _arguments_of_layers(self._flat)
         self._axes: dict[int, int] = {
             number: 0
             for number, aval in zip(self._flat.arguments[weights:], every.in_avals[weights:], strict=True)
-            if aval.shape[:1] == (batch.images,)
+            if aval.shape[:1] == (batch.images,) and number not in of_layers
         }
         self._mixed: set[int] = set()  # what depends on images, and has no axis of them
         self._types = dict(zip(self._flat.arguments, every.in_avals, strict=True))
@@ -158,7 +171,9 @@ class _Program:
         places = {id(each): place for place, each in enumerate(self._flat.equations)}
         best, end, saved = 0.0, 0, 0.0
         alive: dict[int, int] = {}
+        has_layer = False
         for count, each in enumerate(self._chosen, 1):
+            has_layer |= _is_layer(each)
             maps = [number for number in {*each.inputs, *each.outputs} if number in self._axes]
             sizes = {number: equations.bytes_of(self._types[number]) for number in maps}
             saved += sum(size for size in sizes.values() if size > of["bytes, cached"]) / of["bytes a microsecond"]
@@ -170,7 +185,7 @@ class _Program:
             saved -= (rounds - 1) * (read / of["bytes a microsecond"] + call)
             alive = {n: size for n, size in {**alive, **sizes}.items() if uses.get(n, 0) > places[id(each)]}
             # What is read behind this equation goes through memory all the same.
-            if (gain := saved - sum(alive.values()) / of["bytes a microsecond"]) > best:
+            if (gain := saved - sum(alive.values()) / of["bytes a microsecond"]) > best and has_layer:
                 best, end = gain, count
         return end
 
@@ -223,6 +238,38 @@ class _Program:
         out = jax.lax.map(body, [parted(value, self._axes[n]) for n, value in zip(given, maps, strict=True)])
         whole = [value.reshape(images, *value.shape[2:]) for value in out]
         return [jnp.moveaxis(value, 0, self._axes[number]) for number, value in zip(crossing, whole, strict=True)]
+
+
+def _arguments_of_layers(flat: FlatJaxpr) -> set[int]:
+    """The arguments that kernels and biases are made of, and no map."""
+    makers = {number: each for each in flat.equations for number in each.outputs}
+    maps = {id(each): _maps_of(each) for each in flat.equations}
+    weights = [number for each in flat.equations for number in each.inputs if number not in maps[id(each)]]
+
+    def made_of(numbers: Iterable[int]) -> set[int]:
+        found, left = set[int](), list(numbers)
+        while left:
+            if (number := left.pop()) not in found:
+                found.add(number)
+                left += maps[id(makers[number])] if number in makers else []
+        return found
+
+    read = made_of(number for each in flat.equations if _is_layer(each) for number in maps[id(each)])
+    return (made_of(weights) - read).intersection(flat.arguments)
+
+
+def _is_layer(each: Equation) -> bool:
+    return each.equation.primitive in (primitives.conv_p, dense_blocks.dense_block_p)
+
+
+def _maps_of(each: Equation) -> Sequence[int]:
+    """What an equation reads, but for the weights of a layer."""
+    if each.equation.primitive is dense_blocks.dense_block_p:
+        return each.inputs[:1]
+    if each.equation.primitive is primitives.conv_p:
+        named = primitives.Operands.of(each.inputs, each.equation.params["config"])
+        return [number for number in (named.x, named.residual) if number is not None]
+    return each.inputs
 
 
 def _depends(each: Equation, made: set[int]) -> bool:

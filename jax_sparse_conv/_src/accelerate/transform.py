@@ -13,12 +13,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_sparse_conv._src.accelerate import by_numpy, dense_blocks, equations, hoist, module_state, recognise
+from jax_sparse_conv._src.accelerate import (
+    by_numpy,
+    dense_blocks,
+    equations,
+    hoist,
+    micro_batches,
+    module_state,
+    recognise,
+)
 from jax_sparse_conv._src.accelerate.report import Report, report_of
 from jax_sparse_conv._src.accelerate.rows import UNKNOWN_SIZES, Row
 from jax_sparse_conv._src.fusion import rewrite
 from jax_sparse_conv._src.fusion.jaxprs import traced
-from jax_sparse_conv._src.primitive import explicit
+from jax_sparse_conv._src.primitive import explicit, jax_internals
 from jax_sparse_conv._src.problem import geometry as geo
 
 P = ParamSpec("P")
@@ -67,6 +75,8 @@ def accelerate(function: Callable[P, R_co]) -> Accelerated[P, R_co]:
       map as dense blocks (Huang et al. 2017), where a GPU has them.
     - Max pools of height and width that join nothing, as in training, have derivatives that are fast on a CPU. So have
       gradients of max pools that the function computes itself.
+    - A batch on a CPU goes through the first layers in micro-batches, inside of `jit`, where each image is taken by
+      itself. Their maps then stay in the caches. Derivatives, `vmap` and exported programs take it as one.
     - Layers in the bodies of `scan`, `while_loop`, `cond`, `checkpoint` and functions with derivatives of their own are
       rewritten there.
 
@@ -119,7 +129,17 @@ def accelerate(function: Callable[P, R_co]) -> Accelerated[P, R_co]:
         warn_of_unknown_sizes(program)
         once = prepared(program.split.once, list(itertools.compress(given, fixed)))
         others = itertools.compress(given, (not each for each in fixed))
-        out, _ = rewrite.evaluate(program.split.every, [*once, *others], chosen=True)
+        values = [*once, *others]
+
+        def every(*values: Any) -> list[Any]:
+            return rewrite.evaluate(program.split.every, values, chosen=True)[0]
+
+        # A call that is not compiled has nothing of micro-batches.
+        if jax_internals.is_tracing() and micro_batches.are_in(program.split.every, len(once)):
+            chained = jax.make_jaxpr(every)(*program.split.every.in_avals)
+            out = hoist.evaluate(micro_batches.with_micro_batches(chained, len(once)), *values)
+        else:
+            out = every(*values)
         return jax.tree.unflatten(results, out)
 
     def report(*args: Any, **kwargs: Any) -> Report:
