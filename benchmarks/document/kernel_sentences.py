@@ -274,6 +274,20 @@ def _regret_of_loops(results: Path) -> Sequence[str]:
 
 @_says(
     _KERNELS + "cpu.md",
+    """\
+With AVX-512 it takes {} of that time in geometric mean and {} at worst, in bfloat16 {} and {}
+(`cpu_amd_epyc/loops.json`).""",
+)
+def _regret_of_loops_with_avx512(results: Path) -> Sequence[str]:
+    found = list[str]()
+    for dtype in ("float32", "bfloat16"):
+        regrets = [row["regret"] for row in rows_of(results / "cpu_amd_epyc" / "loops.json", dtype=dtype)]
+        found += [ratio(geometric_mean(regrets)), ratio(max(regrets))]
+    return found
+
+
+@_says(
+    _KERNELS + "cpu.md",
     "Without zeros its errors are {} to {} of XLA's (`cpu_amd_epyc_zen3/accuracy.json`)",
 )
 def _errors_of_winograd(results: Path) -> Sequence[str]:
