@@ -83,7 +83,7 @@ def density_of_sparse(workload: Workload) -> float:
     if workload.is_image:
         return math.inf if _is_small_image(workload) else 0.0
     if workload.method == "dense":
-        return _density_of_rows(workload.x_shape[0], math.prod(workload.kernel_shape), workload.flops)
+        return _density_of_rows(workload)
     if workload.geometry.groups > 1 or workload.itemsize == 2:
         return math.inf
     of = model.shipped("cpu conv")
@@ -188,12 +188,15 @@ def _is_xlas_without_zeros(workload: Workload) -> bool:
     return widens and workload.pixels >= of["pixels, widening"]
 
 
-def _density_of_rows(rows: int, weights: int, flops: float) -> float:
+def _density_of_rows(workload: Workload) -> float:
     """Of a dense layer."""
     of = model.shipped("cpu dense")
+    rows, weights = workload.x_shape[0], math.prod(workload.kernel_shape)
     if rows > of["rows"]:
         return 0.0
-    if flops < of["operations, small"]:  # over before a branch pays
+    if workload.itemsize == 2 and rows <= of["rows, 16 bits"]:  # where XLA takes up to 25 times as long
+        return math.inf
+    if workload.flops < of["operations, small"]:  # over before a branch pays
         return math.inf
     if rows == 1:
         return math.inf if weights <= of["weights, most"] else of["density"]
