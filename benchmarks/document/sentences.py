@@ -101,7 +101,7 @@ def _batch_32(results: Path) -> Sequence[str]:
 @_says(
     "README.md",
     "The fastest of onnxruntime, OpenVINO and PyTorch takes {} to {} times as long as ResNet-50, DenseNets and "
-    "VGG-19 do here, without zeros {} to {} times (`cpu_amd_epyc/peers.json`)",
+    "VGG-19 do in float32, without zeros {} to {} times (`cpu_amd_epyc/peers.json`)",
 )
 def _beside_other_frameworks(results: Path) -> Sequence[str]:
     path = results / "cpu_amd_epyc" / "peers.json"

@@ -23,13 +23,14 @@ using model::cpu_threads::kWake;
 
 // Rows and columns of pixels meet one tap and two by turns.
 constexpr double kTaps = 9.0 / 4, kRows = 3.0 / 2;  // that a pixel meets, on average
+constexpr int64_t kLanes = 16;                      // output channels of a vector, the only length that the loop has
 
 }  // namespace
 
 bool CanRunPhases(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes, bool packed, bool pairs) {
-  constexpr int64_t kVectorBytes = 64;  // with which bits are found fast, and a slice's block is one vector
+  constexpr int64_t kVectorBytes = 64;  // with which bits are found fast
   const bool fits = packed && machine.vector_bytes == kVectorBytes && accumulator_bytes == 4;
-  if (pairs && a.out_channels / a.groups <= 16) return false;  // whose packed block is not that of others
+  if (PackedBlock(a, pairs) != (pairs ? 2 : 1) * kLanes) return false;  // pairs with few output channels
   for (int i = 0; i < 2; ++i) {
     // A pixel's phase is that of its place behind the padding, which a crop would make negative.
     if (a.kernel_size[i] != 3 || a.stride[i] != 2 || a.dilation[i] != 1 || a.pad_low[i] < 0) return false;
@@ -39,21 +40,20 @@ bool CanRunPhases(const ConvArgs& a, const Machine& machine, int64_t accumulator
 
 ConvPlan MakePhasePlan(const ConvArgs& a, const Machine& machine, int64_t accumulator_bytes, double density,
                        bool pairs) {
-  constexpr int64_t kSlice = 16;  // output channels of a vector
   ConvPlan p{};
   p.loop = ConvLoop::kPhases;
-  const int64_t packed_block = PackedBlock(a, pairs);
-  const int64_t slices = CeilDiv(a.out_channels / a.groups, packed_block) * (packed_block / kSlice);
-  p.vectors = slices % 4 == 0 ? 4 : slices % 2 == 0 ? 2 : 1;
-  p.block = p.vectors * kSlice;
+  const int64_t slice = PackedBlock(a, pairs);
+  const int64_t all = CeilDiv(a.out_channels / a.groups, slice) * slice / kLanes;  // vectors
+  p.vectors = all % 4 == 0 ? 4 : all % 2 == 0 ? 2 : 1;
+  p.block = p.vectors * kLanes;
   // Of the phase that meets four kernel elements, the part of a slice that stays in L1; twice that makes short lists
   // longer, which are worth more.
-  int64_t fit = machine.l1_bytes * 3 / 4 / (4 * p.block * accumulator_bytes) / kSlice * kSlice;
+  int64_t fit = machine.l1_bytes * 3 / 4 / (4 * p.block * accumulator_bytes) / kLanes * kLanes;
   if (density * static_cast<double>(fit) < kEntriesFew) fit *= 2;
-  p.chunk_channels = std::min<int64_t>(std::clamp<int64_t>(fit, kSlice, 64), std::max<int64_t>(1, a.group_channels));
+  p.chunk_channels = std::min<int64_t>(std::clamp<int64_t>(fit, kLanes, 64), std::max<int64_t>(1, a.group_channels));
   p.tile_cols = std::max<int64_t>(1, a.out_size[1]);
   p.col_tiles = 1;
-  const int64_t rows = std::max<int64_t>(1, a.images / a.stacks * a.out_size[0]), blocks = slices / p.vectors;
+  const int64_t rows = std::max<int64_t>(1, a.images / a.stacks * a.out_size[0]), blocks = all / p.vectors;
   const double chunks = static_cast<double>(CeilDiv(a.group_channels, p.chunk_channels));
   const double in_rows = static_cast<double>(a.size[0]) / static_cast<double>(std::max<int64_t>(1, a.out_size[0]));
   const double vectors = static_cast<double>(p.vectors), width = static_cast<double>(a.size[1]);

@@ -142,8 +142,9 @@ ConvPlan MakePixelPlan(const ConvArgs& a, const Machine& machine, int64_t accumu
   p.tile_cols = std::max<int64_t>(1, a.out_size[1]);
   p.col_tiles = 1;
   const double many = packed || taps == 1 ? kBlocksMany : kBlocksManyUnpacked;
-  const int64_t counted = packed && taps > 1 ? 16 : p.block;  // output channels; those of pairs are wider
-  p.copied = CeilDiv(a.out_channels / a.groups, counted) >= static_cast<int64_t>(many);
+  // Of packed windows each block of 16 counts: one of pairs, which has 32, as two.
+  const int64_t each = packed && taps > 1 ? PackedBlock(a, false) : p.block;
+  p.copied = CeilDiv(a.out_channels / a.groups, each) >= static_cast<int64_t>(many);
   const Layer l = LayerOf(a, p, machine, accumulator_bytes, density, packed);
   const int64_t fewest = CeilDiv(l.rows, FittingRows(a, l, p, machine, accumulator_bytes));
   p = SearchTasks(p, {l.rows, l.blocks, l.parts, fewest}, machine.threads,

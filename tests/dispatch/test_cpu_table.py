@@ -37,8 +37,8 @@ def workload(n: int = 1, size: int = 14, **fields: Any) -> Workload:
     return Workload(x_shape=(n, size, size, 64), kernel_shape=(1, 3, 3, 64, 48), **values)
 
 
-def rows_of_dense(rows: int, out_channels: int = 1000) -> Workload:
-    return Workload("dense", (rows, 1, 1, 4096), (1, 1, 1, 4096, out_channels), Geometry(), "float32", False)
+def rows_of_dense(rows: int, out_channels: int = 1000, dtype: str = "float32") -> Workload:
+    return Workload("dense", (rows, 1, 1, 4096), (1, 1, 1, 4096, out_channels), Geometry(), dtype, False)
 
 
 def row(of: Workload, below: float) -> Row:
@@ -221,3 +221,11 @@ def test_processors_of_one_name_are_told_apart() -> None:
     assert environment.named_cpu("model name : Some\n") == "Some"
     assert environment.named_cpu("") == ""
     assert environment.cpu_model()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_dense_layers_of_16_bits_and_few_rows_never_go_to_xla(dtype: str) -> None:
+    for out_channels in (10, 1000, 25088):
+        for rows in (1, 2, 8):
+            assert cpu_choice.by_rules(rows_of_dense(rows, out_channels, dtype)).below == ALWAYS
+    assert cpu_choice.by_rules(rows_of_dense(9, 1000, dtype)).below == 0

@@ -23,7 +23,7 @@ from jax_sparse_conv._src import devices
 from jax_sparse_conv._src.accelerate import equations
 from jax_sparse_conv._src.accelerate.batch_axes import Batch, opened
 from jax_sparse_conv._src.dispatch import model
-from jax_sparse_conv._src.fusion import dense_blocks
+from jax_sparse_conv._src.fusion import dense_blocks, rewrite
 from jax_sparse_conv._src.fusion.jaxprs import MICRO_BATCHES, Equation, FlatJaxpr, last_uses
 from jax_sparse_conv._src.primitive import differentiation, explicit, jax_internals, partitioning, primitives
 
@@ -37,16 +37,14 @@ def with_micro_batches(every: Any, weights: int) -> Any:
 
     The same jaxpr where that is not expected to be faster, or no axis of images is known.
     """
-    program = _program(every, weights)
+    if every.effects:  # which have an order
+        return every
+    programs = (_Program(every, weights, batch) for batch in _batches(every.in_avals[weights:]))
+    program = next((each for each in programs if each.first > 0), None)
     if program is None:
         return every
     parts = jax.make_jaxpr(program.evaluate)(*every.in_avals)
     return jax.make_jaxpr(functools.partial(micro_batches_p.bind, jaxpr=every, parts=parts))(*every.in_avals)
-
-
-def are_in(every: Any, weights: int) -> bool:
-    """Whether `with_micro_batches` makes another jaxpr of this one."""
-    return _program(every, weights) is not None
 
 
 # --- the primitive ----------------------------------------------------------------------------------------------------
@@ -58,9 +56,9 @@ def _abstract(*operands: Any, jaxpr: Any, parts: Any) -> Sequence[Any]:
 
 
 def _as_one(*operands: Any, jaxpr: Any, parts: Any) -> list[Any]:
-    """What the primitive computes."""
+    """What the primitive computes; in chains, where those are faster."""
     del parts
-    out: list[Any] = jex_core.jaxpr_as_fun(jaxpr)(*operands)
+    out, _ = rewrite.evaluate(jaxpr, operands)
     return out
 
 
@@ -69,7 +67,8 @@ def _lower(ctx: Any, *operands: Any, jaxpr: Any, parts: Any, platform: str | Non
     axes = ctx.module_context.axis_context
     is_of_one = isinstance(axes, mlir.ShardingContext) and axes.num_devices == 1
     is_of_one &= platform == "cpu" and not partitioning.is_exported(ctx)
-    function = jex_core.jaxpr_as_fun(parts if is_of_one else jaxpr)
+    one = functools.partial(_as_one, jaxpr=jaxpr, parts=parts)
+    function = jex_core.jaxpr_as_fun(parts) if is_of_one else one
     return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
 
 
@@ -102,14 +101,6 @@ jax_internals.has_taylor(micro_batches_p, _taylor)
 
 
 # --- which layers -----------------------------------------------------------------------------------------------------
-
-
-def _program(every: Any, weights: int) -> _Program | None:
-    """A closed jaxpr whose first layers are worth it, for the first kind of batch that it may have."""
-    if every.effects:  # which have an order
-        return None
-    programs = (_Program(every, weights, batch) for batch in _batches(every.in_avals[weights:]))
-    return next((program for program in programs if program.first > 0), None)
 
 
 def _batches(types: Sequence[Any]) -> Iterator[Batch]:

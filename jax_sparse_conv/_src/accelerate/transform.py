@@ -72,10 +72,10 @@ def accelerate(function: Callable[P, R_co]) -> Accelerated[P, R_co]:
     - Feature maps lie as [N, H, W, C] between the layers. What a function with channels first transposes is its first
       map and its last.
     - Layers that feed each other run as fused chains, where that is expected to be faster, and layers that append to a
-      map as dense blocks (Huang et al. 2017), where a GPU has them.
+      map as dense blocks (Huang et al. 2017), where the device has them. A CPU has them in float32.
     - Max pools of height and width that join nothing, as in training, have derivatives that are fast on a CPU. So have
       gradients of max pools that the function computes itself.
-    - A batch on a CPU goes through the first layers in micro-batches, inside of `jit`, where each image is taken by
+    - Inside of `jit` a CPU takes a batch through the first layers in micro-batches, where each image is taken by
       itself. Their maps then stay in the caches. Derivatives, `vmap` and exported programs take it as one.
     - Layers in the bodies of `scan`, `while_loop`, `cond`, `checkpoint` and functions with derivatives of their own are
       rewritten there.
@@ -85,11 +85,12 @@ def accelerate(function: Callable[P, R_co]) -> Accelerated[P, R_co]:
     `jit_inference` does it once.
 
     It composes with `jit`, `vmap`, `grad` and `scan`, as `jax.checkpoint` does. Values are those of `function` but for
-    the rounding of folded batch norms, and but for zeros that meet infinite weights (see `conv`). Every spelling of a
-    ReLU is `jax.nn.relu`: `maximum(x, 0)` has the derivative 0 at 0, and `where(x > 0, x, 0)` keeps NaN. A pool that
-    joins a call keeps NaN, too, as lax defines it; on a CPU XLA's own loses it in places. Outside of `jit` the function
-    is traced at every call. What it writes into the variables of an nnx module among its arguments, such as the running
-    statistics of a batch norm, is written there. What it adds to a module, as `sow` does, is lost.
+    the rounding of folded batch norms and of maps within a dense block, and but for zeros that meet infinite weights
+    (see `conv`). Every spelling of a ReLU is `jax.nn.relu`: `maximum(x, 0)` has the derivative 0 at 0, and `where(x >
+    0, x, 0)` keeps NaN. A pool that joins a call keeps NaN, too, as lax defines it; on a CPU XLA's own loses it in
+    places. Outside of `jit` the function is traced at every call. What it writes into the variables of an nnx module
+    among its arguments, such as the running statistics of a batch norm, is written there. What it adds to a module, as
+    `sow` does, is lost.
 
     Args:
       function: of arrays and anything else. Leaves of its arguments that are no arrays are taken as they are.
@@ -129,17 +130,13 @@ def accelerate(function: Callable[P, R_co]) -> Accelerated[P, R_co]:
         warn_of_unknown_sizes(program)
         once = prepared(program.split.once, list(itertools.compress(given, fixed)))
         others = itertools.compress(given, (not each for each in fixed))
-        values = [*once, *others]
-
-        def every(*values: Any) -> list[Any]:
-            return rewrite.evaluate(program.split.every, values, chosen=True)[0]
-
-        # A call that is not compiled has nothing of micro-batches.
-        if jax_internals.is_tracing() and micro_batches.are_in(program.split.every, len(once)):
-            chained = jax.make_jaxpr(every)(*program.split.every.in_avals)
-            out = hoist.evaluate(micro_batches.with_micro_batches(chained, len(once)), *values)
+        every = program.split.every
+        if jax_internals.is_tracing():  # what is not compiled has nothing of it
+            every = micro_batches.with_micro_batches(every, len(once))
+        if every is program.split.every:
+            out, _ = rewrite.evaluate(every, [*once, *others])
         else:
-            out = every(*values)
+            out = hoist.evaluate(every, *once, *others)
         return jax.tree.unflatten(results, out)
 
     def report(*args: Any, **kwargs: Any) -> Report:
