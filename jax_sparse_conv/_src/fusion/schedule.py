@@ -177,13 +177,14 @@ class Schedule:
         results: Sequence[int],
         takes_pool: TakesPool | None = None,
     ) -> Schedule:
-        """The given order, with projections beside the first layers of their blocks, changed where that saves memory.
+        """The given order, changed where that saves memory; of one image with projections beside their blocks' first.
 
         A layer that is not read by the next one may move to right before its first reader. A projection beside the
-        first layer of its block lets kernels overlap, but its result waits beside larger maps. Where it costs no
-        memory, no layer stands between two that one kernel may run.
+        first layer of its block lets kernels overlap, which pays where they leave multiprocessors idle, but its result
+        waits beside larger maps. Where it costs no memory, no layer stands between two that one kernel may run.
         """
-        given = _with_projections_first(layers)
+        is_one_image = operands[layers[0].x].shape[0] == 1
+        given = _with_projections_first(layers) if is_one_image else list(range(len(layers)))
         order = _with_pairs(operands, layers, given)
         best = cls(operands, layers, results, order, takes_pool)
         if order != given:
