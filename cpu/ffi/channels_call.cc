@@ -35,7 +35,7 @@ ffi::ErrorOr<ChannelsCall> MakeChannelsCall(ffi::AnyBuffer x, std::initializer_l
   }
   if (!AreLike(x, maps)) return ffi::Unexpected(InvalidChannels("maps must have x's shape and dtype"));
   ChannelsCall call{};
-  call.channels = call.pixel_stride = channels;
+  call.channels = call.x_stride = call.pixel_stride = channels;
   call.pixels = channels == 0 ? 0 : static_cast<int64_t>(x.element_count()) / channels;
   call.x = x.untyped_data();
   return call;

@@ -4,10 +4,14 @@
 #include <cstring>
 #include <exception>
 #include <string>
+#include <vector>
 
 #include "cpu/core/parallel.h"
 #include "cpu/ffi/host.h"
 #include "cpu/ffi/huge_pages.h"
+#include "cpu/ffi/tasks.h"
+#include "cpu/plan/ceil_div.h"
+#include "cpu/training/channels_task.h"
 
 namespace jsc {
 namespace {
@@ -25,12 +29,26 @@ bool IsTooLarge(const BlockOnCpu& block) {
          channels > kMostElements / std::max<int64_t>(1, block.size[0] * block.size[1]);
 }
 
+// Channels come in pairs, and a transition's windows whole.
+bool SuitsPairs(const BlockOnCpu& block) {
+  const bool cuts = block.out_channels > 0 && (block.size[0] % 2 != 0 || block.size[1] % 2 != 0);
+  return block.channels % 2 == 0 && block.middle % 2 == 0 && block.growth % 2 == 0 && !cuts;
+}
+
+constexpr const char* kNoPairs =
+    "in bfloat16 C0, M and G must be even and, in front of a transition, so must height and width";
+
+// In bfloat16, convolutions multiply pairs of channels, which they read as they lie: each layer's scaled map is written.
 struct Block : BlockOnCpu {
-  const float* parameters;
+  DataType dtype;
+  const char* parameters;
   int64_t elements;  // of the parameters
   ffi::Span<const int64_t> offsets;
+  char *map, *middle_map, *scaled;  // scaled: of bfloat16
 
   int64_t pixels() const { return images * size[0] * size[1]; }
+  bool pairs() const { return dtype == DataType::BF16; }
+  int64_t bytes() const { return pairs() ? 2 : 4; }  // of an element
 };
 
 // Hands out the parameters in turn; null where one does not lie within the array.
@@ -38,16 +56,24 @@ class Parameters {
  public:
   explicit Parameters(const Block& block) : block_(block) {}
 
-  const float* Take(int64_t count) {
+  const void* Take(int64_t count) {
     if (next_ >= block_.offsets.size()) return nullptr;
     const int64_t offset = block_.offsets[next_++];
-    return offset < 0 || offset > block_.elements - count ? nullptr : block_.parameters + offset;
+    return offset < 0 || offset > block_.elements - count ? nullptr : block_.parameters + offset * block_.bytes();
+  }
+
+  // A scale or a shift, of float32: of bfloat16 that is whole rows (cpu/training/channels_task.h).
+  const float* TakeRow(int64_t channels) {
+    const void* row = Take(block_.pairs() ? 2 * PaddedChannels(channels) : channels);
+    return reinterpret_cast<uintptr_t>(row) % sizeof(float) == 0 ? static_cast<const float*>(row) : nullptr;
   }
 
  private:
   const Block& block_;
   size_t next_ = 0;
 };
+
+ffi::Error Outside() { return Invalid("a parameter does not lie in the array"); }
 
 // A convolution of stride 1 that keeps the map's size, with a packed kernel.
 ConvCall CallOf(const Block& block, int64_t kernel_size, int64_t channels, int64_t out_channels) {
@@ -63,75 +89,138 @@ ConvCall CallOf(const Block& block, int64_t kernel_size, int64_t channels, int64
     a.stride[i] = a.dilation[i] = a.window[i] = a.window_stride[i] = 1;
     a.pad_low[i] = kernel_size / 2;
   }
-  call.dtype = DataType::F32;
+  call.dtype = block.dtype;
   call.may_be_dense = true;
   return call;
-}
-
-// Reads the first `channels` channels of the map, scaled.
-void ReadMap(const Block& block, int64_t channels, const float* map, ConvCall& call) {
-  call.args.channels = block.all();
-  call.args.group_channels = channels;
-  std::copy(block.size, block.size + 2, call.scaled.size);
-  call.x = map;
 }
 
 // Elements of the packed kernel.
 int64_t KernelElements(const ConvCall& call) {
   const ConvArgs& a = call.args;
-  const int64_t block = PackedBlock(a, false), blocks = (a.out_channels + block - 1) / block;
-  return blocks * a.group_channels * a.kernel_size[0] * a.kernel_size[1] * block;
+  const int64_t whole = PackedBlock(a, call.dtype == DataType::BF16), blocks = CeilDiv(a.out_channels, whole);
+  return blocks * a.group_channels * a.kernel_size[0] * a.kernel_size[1] * whole;
 }
 
-// The scale, shift and kernel that come next; false where they are not there.
-bool TakeScaled(Parameters& parameters, ConvCall& call) {
-  call.scaled.scale = parameters.Take(call.args.group_channels);
-  call.scaled.shift = parameters.Take(call.args.group_channels);
-  call.packed = parameters.Take(KernelElements(call));
-  return call.scaled.scale != nullptr && call.scaled.shift != nullptr && call.packed != nullptr;
-}
-
-// x to the map's first channels.
-void CopyInput(Team& team, const Block& block, const float* x, float* map) {
-  constexpr int64_t kPixels = 256;
-  const int64_t tasks = (block.pixels() + kPixels - 1) / kPixels;
-  team.Run(team.threads(), tasks, {1, 1}, [&](Taken taken, int64_t) {
-    const int64_t end = std::min(taken.end * kPixels, block.pixels());
-    for (int64_t pixel = taken.begin * kPixels; pixel < end; ++pixel) {
-      std::memcpy(map + pixel * block.all(), x + pixel * block.channels, block.channels * sizeof(float));
+// A packed kernel of pairs as a kernel, [kh, kw, C, K], for a processor without loops of them.
+std::vector<uint16_t> WithoutPairs(const ConvCall& call, const uint16_t* packed) {
+  const ConvArgs& a = call.args;
+  const int64_t taps = a.kernel_size[0] * a.kernel_size[1], whole = PackedBlock(a, true);
+  std::vector<uint16_t> kernel(taps * a.group_channels * a.out_channels);
+  for (int64_t k = 0; k < a.out_channels; ++k) {
+    for (int64_t c = 0; c < a.group_channels; ++c) {
+      const int64_t row = (k / whole * (a.group_channels / 2) + c / 2) * taps;
+      for (int64_t tap = 0; tap < taps; ++tap) {
+        kernel[(tap * a.group_channels + c) * a.out_channels + k] =
+            packed[((row + tap) * whole + k % whole) * 2 + c % 2];
+      }
     }
+  }
+  return kernel;
+}
+
+ffi::Error Run(Team& team, ConvCall call, const void* packed) {
+  call.packed = packed;
+  if (call.dtype != DataType::BF16 || MultipliesPairs()) return RunConvCall(team, call);
+  const std::vector<uint16_t> kernel = WithoutPairs(call, static_cast<const uint16_t*>(packed));
+  call.kernel = kernel.data();
+  return RunConvCall(team, call);
+}
+
+// Runs body(begin, end) over all pixels, some of them at once.
+template <typename Body>
+void OverPixels(Team& team, int64_t pixels, int64_t channels, const Body& body) {
+  constexpr int64_t kElements = 1 << 14;
+  const int64_t step = std::max<int64_t>(1, kElements / channels), tasks = CeilDiv(pixels, step);
+  const int64_t threads = std::clamp<int64_t>(tasks / 2, 1, team.threads());
+  team.Run(threads, tasks, {1, 1}, [&](Taken taken, int64_t) {
+    for (int64_t task = taken.begin; task < taken.end; ++task) body(task * step, std::min((task + 1) * step, pixels));
   });
 }
 
-ffi::Error RunLayer(Team& team, const Block& block, int64_t channels, Parameters& parameters, float* map,
-                    float* middle) {
+// x to the map's first channels.
+void CopyInput(Team& team, const Block& block, const char* x) {
+  const int64_t from = block.channels * block.bytes(), to = block.all() * block.bytes();
+  OverPixels(team, block.pixels(), block.channels, [&](int64_t begin, int64_t end) {
+    for (int64_t pixel = begin; pixel < end; ++pixel) std::memcpy(block.map + pixel * to, x + pixel * from, from);
+  });
+}
+
+// relu(scale * x + shift) of the map's first channels, as a map of bfloat16 of its own; with `averages` the means of
+// 2x2 pixels of it.
+void WriteScaled(Team& team, const Block& block, int64_t channels, const float* scale, const float* shift,
+                 bool averages) {
+  const int64_t padded = PaddedChannels(channels);
+  std::vector<float> center(padded), scales(scale, scale + padded), shifts(shift, shift + padded);
+  ChannelsCall call{};
+  call.pixels = block.pixels();
+  call.channels = call.pixel_stride = channels;
+  call.x_stride = block.all();
+  call.relu = true;
+  call.x = block.map;
+  call.out = block.scaled;
+  if (averages) {  // sums of quarters, which a ReLU lets through as it does the whole
+    call.pixels /= 4;
+    call.columns = block.size[1];
+    for (std::vector<float>* row : {&scales, &shifts}) {
+      for (float& each : *row) each *= 0.25f;
+    }
+  }
+  const ChannelRows rows{center.data(), scales.data(), shifts.data()};
+  const auto run = CurrentIsa().channel_affine[IndexOf(block.dtype)];
+  OverPixels(team, call.pixels, channels, [&](int64_t begin, int64_t end) {
+    run({&call, &rows, begin, end, nullptr});
+  });
+}
+
+// Has a 1x1 convolution read the map's first channels scaled, with `averages` means of 2x2 pixels of that; false where
+// a parameter is not there.
+bool ReadScaled(Team& team, const Block& block, int64_t channels, bool averages, Parameters& parameters,
+                ConvCall& call) {
+  const float *scale = parameters.TakeRow(channels), *shift = parameters.TakeRow(channels);
+  if (scale == nullptr || shift == nullptr) return false;
+  if (averages) {
+    for (int i = 0; i < 2; ++i) {
+      call.args.size[i] = call.args.conv_size[i] = call.args.out_size[i] = block.size[i] / 2;
+    }
+  }
+  if (block.pairs()) {
+    WriteScaled(team, block, channels, scale, shift, averages);
+    call.x = block.scaled;
+    return true;
+  }
+  call.x = block.map;
+  call.args.channels = block.all();
+  call.scaled.scale = scale;
+  call.scaled.shift = shift;
+  call.scaled.window = averages ? 2 : 1;
+  std::copy(block.size, block.size + 2, call.scaled.size);
+  return true;
+}
+
+ffi::Error RunLayer(Team& team, const Block& block, int64_t channels, Parameters& parameters) {
   ConvCall first = CallOf(block, 1, channels, block.middle), second = CallOf(block, 3, block.middle, block.growth);
-  ReadMap(block, channels, map, first);
   first.args.activation = Activation::kRelu;
   first.args.has_bias = true;
-  first.out = middle;
-  if (!TakeScaled(parameters, first)) return Invalid("a parameter does not lie in the array");
+  first.out = block.middle_map;
+  if (!ReadScaled(team, block, channels, false, parameters, first)) return Outside();
+  const void* kernel = parameters.Take(KernelElements(first));
   first.bias = parameters.Take(block.middle);
-  second.packed = parameters.Take(KernelElements(second));
-  if (first.bias == nullptr || second.packed == nullptr) return Invalid("a parameter does not lie in the array");
-  second.x = middle;
-  second.out = map + channels;
+  const void* next = parameters.Take(KernelElements(second));
+  if (kernel == nullptr || first.bias == nullptr || next == nullptr) return Outside();
+  second.x = block.middle_map;
+  second.out = block.map + channels * block.bytes();
   second.out_stride = block.all();
-  ffi::Error error = RunConvCall(team, first);
-  return error.failure() ? error : RunConvCall(team, second);
+  ffi::Error error = Run(team, first, kernel);
+  return error.failure() ? error : Run(team, second, next);
 }
 
 // Averages first, so that a quarter of the pixels is multiplied.
-ffi::Error RunTransition(Team& team, const Block& block, Parameters& parameters, const float* map, float* out) {
+ffi::Error RunTransition(Team& team, const Block& block, Parameters& parameters, void* out) {
   ConvCall call = CallOf(block, 1, block.all(), block.out_channels);
-  ReadMap(block, block.all(), map, call);
-  call.scaled.window = 2;
-  for (int i = 0; i < 2; ++i) {
-    call.args.size[i] = call.args.conv_size[i] = call.args.out_size[i] = block.size[i] / 2;
-  }
   call.out = out;
-  if (!TakeScaled(parameters, call)) return Invalid("a parameter does not lie in the array");
-  return RunConvCall(team, call);
+  if (!ReadScaled(team, block, block.all(), true, parameters, call)) return Outside();
+  const void* kernel = parameters.Take(KernelElements(call));
+  return kernel == nullptr ? Outside() : Run(team, call, kernel);
 }
 
 ffi::ErrorOr<int64_t> Number(ffi::Dictionary attributes, const char* name) {
@@ -141,18 +230,18 @@ ffi::ErrorOr<int64_t> Number(ffi::Dictionary attributes, const char* name) {
   return value;
 }
 
-bool Has(ffi::AnyBuffer buffer, std::initializer_list<int64_t> shape) {
+bool Has(ffi::AnyBuffer buffer, DataType dtype, std::initializer_list<int64_t> shape) {
   const auto dimensions = buffer.dimensions();
-  return buffer.element_type() == ffi::DataType::F32 &&
-         std::equal(dimensions.begin(), dimensions.end(), shape.begin(), shape.end());
+  return TypeOf(buffer) == dtype && std::equal(dimensions.begin(), dimensions.end(), shape.begin(), shape.end());
 }
 
 ffi::Error Run(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::AnyBuffer parameters, ffi::AnyBuffer out,
                ffi::RemainingRets memory, ffi::Dictionary attributes) {
   Block block{};
-  if (x.dimensions().size() != 4 || x.element_type() != ffi::DataType::F32 || parameters.dimensions().size() != 1 ||
-      parameters.element_type() != ffi::DataType::F32) {
-    return Invalid("x must be float32 [N, H, W, C], and the parameters float32 with one axis");
+  block.dtype = TypeOf(x);
+  if (x.dimensions().size() != 4 || (block.dtype != DataType::F32 && block.dtype != DataType::BF16) ||
+      parameters.dimensions().size() != 1 || TypeOf(parameters) != block.dtype) {
+    return Invalid("x must be float32 or bfloat16 [N, H, W, C], and the parameters of its dtype with one axis");
   }
   const auto size = x.dimensions();
   block.images = size[0];
@@ -169,7 +258,7 @@ ffi::Error Run(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::AnyBuffer parameter
   const auto offsets = attributes.get<ffi::Span<const int64_t>>("offsets");
   if (!offsets.has_value()) return offsets.error();
   block.offsets = *offsets;
-  block.parameters = parameters.typed_data<float>();
+  block.parameters = static_cast<const char*>(parameters.untyped_data());
   block.elements = parameters.element_count();
   if (block.channels < 1 || block.middle < 1 || block.growth < 1) {
     return Invalid("x, middle and growth must have at least one channel");
@@ -177,40 +266,47 @@ ffi::Error Run(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::AnyBuffer parameter
   if (IsTooLarge(block)) {
     return Invalid("the map must have at most 65536 channels, and one image of it fewer than 2^31 elements");
   }
-  const bool pooled = block.out_channels > 0;
-  if (memory.size() != (pooled ? 2u : 1u)) return Invalid("memory for the middle, and with a transition the map");
-  auto middle = memory.get<ffi::AnyBuffer>(0);
-  if (!middle.has_value()) return middle.error();
-  ffi::AnyBuffer map = out;
-  if (pooled) {
-    auto inner = memory.get<ffi::AnyBuffer>(1);
-    if (!inner.has_value()) return inner.error();
-    map = **inner;
-    if (!Has(out, {block.images, block.size[0] / 2, block.size[1] / 2, block.out_channels})) {
-      return Invalid("the result must be float32 [N, H / 2, W / 2, K]");
+  if (block.pairs() && !SuitsPairs(block)) return Invalid(kNoPairs);
+  const bool pooled = block.out_channels > 0, pairs = block.pairs();
+  std::vector<ffi::AnyBuffer> scratch;  // middle, of bfloat16 scaled, with a transition the map
+  for (size_t i = 0; i < memory.size(); ++i) {
+    auto each = memory.get<ffi::AnyBuffer>(i);
+    if (!each.has_value()) return each.error();
+    scratch.push_back(**each);
+  }
+  if (scratch.size() != size_t{1} + pairs + pooled) {
+    return Invalid("memory for the middle, in bfloat16 what is scaled, and with a transition the map");
+  }
+  if (pooled && !Has(out, block.dtype, {block.images, block.size[0] / 2, block.size[1] / 2, block.out_channels})) {
+    return Invalid("the result must be of x's dtype, [N, H / 2, W / 2, K]");
+  }
+  ffi::AnyBuffer map = pooled ? scratch.back() : out, middle = scratch.front(), scaled = pairs ? scratch[1] : map;
+  for (ffi::AnyBuffer each : {map, scaled}) {
+    if (!Has(each, block.dtype, {block.images, block.size[0], block.size[1], block.all()})) {
+      return Invalid("the map, and in bfloat16 what is scaled, must be of x's dtype, [N, H, W, C0 + layers * G]");
     }
   }
-  if (!Has(map, {block.images, block.size[0], block.size[1], block.all()}) ||
-      !Has(**middle, {block.images, block.size[0], block.size[1], block.middle})) {
-    return Invalid("the map must be float32 [N, H, W, C], and the middle float32 [N, H, W, M]");
+  if (!Has(middle, block.dtype, {block.images, block.size[0], block.size[1], block.middle})) {
+    return Invalid("the middle must be of x's dtype, [N, H, W, M]");
   }
   if (block.pixels() == 0) return ffi::Error::Success();
-  for (ffi::AnyBuffer written : {out, map, **middle}) AdviseHugePages(written);
-  float* const values = map.typed_data<float>();
+  for (ffi::AnyBuffer written : {out, map, middle, scaled}) AdviseHugePages(written);
+  block.map = static_cast<char*>(map.untyped_data());
+  block.middle_map = static_cast<char*>(middle.untyped_data());
+  block.scaled = static_cast<char*>(scaled.untyped_data());
   Team team(pool);
-  CopyInput(team, block, x.typed_data<float>(), values);
+  CopyInput(team, block, static_cast<const char*>(x.untyped_data()));
   Parameters left(block);
   for (int64_t layer = 0; layer < block.layers; ++layer) {
-    const int64_t channels = block.channels + layer * block.growth;
-    ffi::Error error = RunLayer(team, block, channels, left, values, (*middle)->typed_data<float>());
+    ffi::Error error = RunLayer(team, block, block.channels + layer * block.growth, left);
     if (error.failure()) return error;
   }
-  return pooled ? RunTransition(team, block, left, values, out.typed_data<float>()) : ffi::Error::Success();
+  return pooled ? RunTransition(team, block, left, out.untyped_data()) : ffi::Error::Success();
 }
 
 }  // namespace
 
-std::string WhyNotOnCpu(const BlockOnCpu& block) {
+std::string WhyNotOnCpu(const BlockOnCpu& block, bool pairs) {
   constexpr int64_t kLeast = 16;  // a vector: of fewer channels it is mostly empty
   if (std::min(block.middle, block.growth) < kLeast) {
     return "M=" + std::to_string(block.middle) + " or G=" + std::to_string(block.growth) + " of its layers is below " +
@@ -218,6 +314,7 @@ std::string WhyNotOnCpu(const BlockOnCpu& block) {
   }
   const bool is_empty = std::min({block.images, block.size[0], block.size[1], block.channels, block.layers}) < 1;
   if (is_empty) return "it has nothing to compute";
+  if (pairs && !SuitsPairs(block)) return kNoPairs;
   return IsTooLarge(block) ? "its map is too large" : "";
 }
 

@@ -18,15 +18,17 @@ struct BlockOnCpu {
   int64_t all() const { return channels + layers * growth; }  // of the map
 };
 
-// Why a block, of float32, cannot be one call, or nothing.
-std::string WhyNotOnCpu(const BlockOnCpu& block);
+// Why a block of float32 or, in pairs, bfloat16 cannot be one call, or nothing.
+std::string WhyNotOnCpu(const BlockOnCpu& block, bool pairs);
 
-// Buffers, all float32:
+// Buffers, all float32 or all bfloat16:
 //   x [N, H, W, C0]
 //   parameters, one array: of each layer scale [C], shift [C], kernel1, bias1 [M] and kernel2, of a transition scale,
-//     shift and kernel; kernels as packed ones lie (native/call.h)
+//     shift and kernel; kernels as packed ones lie (native/call.h). In bfloat16 scale and shift are float32, each in
+//     the place of two elements, up to a multiple of 16 of them readable
 //   out: the map [N, H, W, C0 + layers * G] or, with a transition, [N, H / 2, W / 2, K]
-//   memory: the M channels of a layer [N, H, W, M] and, with a transition, the map
+//   memory: the M channels of a layer [N, H, W, M], in bfloat16 what a layer reads, in the map's shape, and, with a
+//     transition, the map
 // Attributes: layers, middle (M), growth (G), out_channels (K; 0 without a transition), and offsets[], the elements in
 // front of each parameter.
 xla::ffi::Error DenseBlock(xla::ffi::ThreadPool pool, xla::ffi::AnyBuffer x, xla::ffi::AnyBuffer parameters,

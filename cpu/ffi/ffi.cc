@@ -37,7 +37,9 @@ NB_MODULE(_cpu, m) {
   m.def(
       "why_no_dense_block",
       [](int64_t images, int64_t height, int64_t width, int64_t channels, int64_t layers, int64_t middle,
-         int64_t growth) { return jsc::WhyNotOnCpu({images, {height, width}, channels, layers, middle, growth, 0}); },
+         int64_t growth, int64_t out_channels, bool pairs) {
+        return jsc::WhyNotOnCpu({images, {height, width}, channels, layers, middle, growth, out_channels}, pairs);
+      },
       "Why a dense block of x [images, height, width, channels] cannot be one call, or nothing.");
   m.def("multiplies_pairs", &jsc::MultipliesPairs,
         "Whether the processor multiplies pairs of bfloat16, and it is used.");

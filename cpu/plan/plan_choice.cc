@@ -62,9 +62,11 @@ constexpr Candidate kCandidates[] = {
 
 // A loop that takes the call, whatever others do. Calls with a packed kernel alone are of dense blocks, 1x1 or 3x3.
 const Candidate& LoopOfAny(const ConvCall& call) {
-  constexpr const Candidate &windows = kCandidates[0], &pixels = kCandidates[2];
+  constexpr const Candidate &windows = kCandidates[0], &pixels = kCandidates[2], &pixels_of_pairs = kCandidates[6];
   static_assert(windows.loop == ConvLoop::kWindows && pixels.loop == ConvLoop::kPixels);
-  return call.kernel == nullptr ? pixels : windows;
+  static_assert(pixels_of_pairs.loop == ConvLoop::kPixels && pixels_of_pairs.pairs);
+  if (call.kernel != nullptr) return windows;
+  return call.dtype == DataType::BF16 ? pixels_of_pairs : pixels;
 }
 
 std::atomic<const Candidate*>& Forced() {
@@ -80,6 +82,7 @@ struct Calls {
 
   bool CanRunOn(const Candidate& candidate, const Machine& machine, int64_t accumulator_bytes) const {
     if (candidate.pairs && (!has_pairs || (pairs.lone_channel && candidate.loop != ConvLoop::kDirect))) return false;
+    if (!candidate.pairs && single.kernel == nullptr && single.packed == nullptr) return false;
     return CanRun(candidate.loop, candidate.pairs ? pairs : single, machine, accumulator_bytes, candidate.pairs);
   }
 
@@ -112,8 +115,8 @@ const char* LoopName(const ConvPlan& plan) {
 
 bool CanRunPairs(const ConvCall& call, const Machine& machine) {
   const bool odd = call.args.group_channels % 2 != 0;
-  return machine.pairs && call.dtype == DataType::BF16 && call.may_be_dense && call.kernel != nullptr &&
-         call.args.group_channels > 0 && (!odd || call.args.groups == 1);
+  return machine.pairs && call.dtype == DataType::BF16 && call.may_be_dense && call.args.group_channels > 0 &&
+         (!odd || (call.args.groups == 1 && call.kernel != nullptr));
 }
 
 ConvCall AsPairs(const ConvCall& call) {

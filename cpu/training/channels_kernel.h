@@ -138,7 +138,7 @@ template <typename T, typename Value>
   T* out = static_cast<T*>(call.out);
   for (int64_t pixel = task.begin; pixel < task.end; ++pixel) {
     const int64_t of_x = half == 0 ? pixel : 2 * (pixel / half * call.columns + pixel % half);
-    const int64_t first = of_x * channels, of_result = pixel * call.pixel_stride;
+    const int64_t first = of_x * call.x_stride, of_result = pixel * call.pixel_stride;
     for (int64_t v = 0; v < whole; v += kLanes<A>) Store(out + of_result + v, value(first + v, v, kLanes<A>));
     if (whole < channels) {
       StoreFirst(out + of_result + whole, value(first + whole, whole, channels - whole), channels - whole);
@@ -171,7 +171,7 @@ void RunChannelAffineOf(const ChannelsTask& task) {
     return y <= least ? least : y;  // NaN stays NaN
   };
   if (!kSums) return WritePixels<T>(task, one);
-  const int64_t right = view.channels, below = task.call->columns * view.channels;
+  const int64_t right = task.call->x_stride, below = task.call->columns * right;
   WritePixels<T>(task, [&](int64_t element, int64_t channel, int64_t width) {
     return one(element, channel, width) + one(element + right, channel, width) +
            (one(element + below, channel, width) + one(element + below + right, channel, width));

@@ -87,9 +87,14 @@ def dense_layers_bytes(element_bytes: int, precise: bool, pixels: int, channels:
     return int(_modules["cuda"].dense_layers_bytes(element_bytes, precise, pixels, channels, layers))
 
 
-def why_no_dense_block_on_cpu(x_shape: Sequence[int], layers: int, middle: int, growth: int) -> str | None:
-    """Why the CPU's one call does not take a dense block of float32 (`cpu/ffi/dense_block.h`), or None."""
-    return str(_modules["cpu"].why_no_dense_block(*x_shape, layers, middle, growth)) or None
+def why_no_dense_block_on_cpu(
+    x_shape: Sequence[int], layers: int, middle: int, growth: int, out_channels: int, pairs: bool
+) -> str | None:
+    """Why the CPU's one call does not take a dense block (`cpu/ffi/dense_block.h`), or None.
+
+    `pairs` says whether it is of pairs of bfloat16, not of float32.
+    """
+    return str(_modules["cpu"].why_no_dense_block(*x_shape, layers, middle, growth, out_channels, pairs)) or None
 
 
 def coo_variants() -> list[list[int]]:

@@ -29,6 +29,14 @@ SIZES = [
     (Block("wide", (1, 8, 8, 256), 2), 128, 32, 160),
 ]
 IDS = [block.name for block, *_ in SIZES]
+# Of pairs of bfloat16: even, and no more.
+PAIRED = [
+    SIZES[0],
+    (Block("batch of even sizes", (3, 10, 6, 14), 3), 42, 26, 50),
+    (Block("one pixel", (2, 1, 1, 18), 2), 16, 16, None),
+    SIZES[3],
+]
+needs_pairs = pytest.mark.skipif(not _native.cpu_multiplies_pairs(), reason="this processor has no AVX512-BF16")
 
 
 def on_device(values: Any) -> Any:
@@ -66,6 +74,54 @@ def test_every_loop_against_float64(loop: str, cpu_isa: str) -> None:
             pooled = np.asarray(jsc.dense_block(x, layers, transition=transition))
         check(out, x, layers, TOLERANCE["highest"])
         check_transition(pooled, out, transition, TOLERANCE["highest"])
+
+
+@needs_pairs
+@pytest.mark.parametrize("loop", ["auto", "pixels of pairs", "direct of pairs"])
+@pytest.mark.parametrize(
+    ("block", "middle", "growth", "out_channels"), PAIRED, ids=[block.name for block, *_ in PAIRED]
+)
+def test_pairs_against_float64(block: Block, middle: int, growth: int, out_channels: int | None, loop: str) -> None:
+    """In bfloat16; a program of pairs runs on a processor without them, too."""
+    dtype = jnp.dtype("bfloat16")
+    x, layers = on_device(values(block, dtype, middle=middle, growth=growth))
+    transition = on_device(transition_values(block, dtype, out_channels=out_channels or 48, growth=growth))
+    function = jax.jit(lambda x: jsc.dense_block(x, layers)).lower(x)
+    assert function.as_text().count("@jsc_dense_block") == 1
+    compiled, even = function.compile(), block.x[1] % 2 == 0
+    pooled = jax.jit(lambda x: jsc.dense_block(x, layers, transition=transition)).lower(x)
+    assert pooled.as_text().count("@jsc_dense_block") == even
+    behind = pooled.compile()
+    for isa in _native.cpu_isas():
+        with on_cpu(isa=isa, loop=loop):
+            out = compiled(x)
+            check(out, x, layers, TOLERANCE["bfloat16"])
+            check_transition(behind(x), out, transition, TOLERANCE["bfloat16"])
+
+
+@needs_pairs
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_pairs_keep_what_is_not_finite(value: float) -> None:
+    """Scales and shifts beyond bfloat16's digits, and elements that are infinite or NaN."""
+    block = Block("not finite", (1, 8, 8, 16), 1)
+    x, layers = values(block, jnp.dtype("bfloat16"), middle=16, growth=16)
+    x[0, 3, 3, 5] = value
+    x, layers = on_device((x, layers))
+    found, wanted = jax.jit(lambda x: jsc.dense_block(x, layers))(x)[..., 16:], expected_layer(np.asarray(x), layers[0])
+    np.testing.assert_array_equal(np.isfinite(np.asarray(found, np.float64)), np.isfinite(wanted))
+
+
+@needs_pairs
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [(((1, 6, 6, 21), 16, 16), "even"), (((1, 6, 6, 20), 17, 16), "even"), (((1, 6, 6, 20), 16, 8), "below 16")],
+)
+def test_blocks_without_kernels_of_pairs(sizes: tuple[Any, int, int], reason: str) -> None:
+    shape, middle, growth = sizes
+    x, layers = on_device(values(Block("", shape, 1), jnp.dtype("bfloat16"), middle=middle, growth=growth))
+    assert calls_of(lambda x: jsc.dense_block(x, layers), x) == 0
+    with pytest.raises(ValueError, match=f"cannot run: .*{reason}"):
+        jsc.dense_block(x, layers, implementation="fused")
 
 
 @pytest.mark.parametrize("value", [1e6, np.inf, np.nan])
@@ -113,13 +169,15 @@ def test_what_is_known_when() -> None:
         assert jnp.linalg.norm(found - wanted) <= 2e-6 * jnp.linalg.norm(wanted)
 
 
-def test_packing_for_the_cpu_and_back() -> None:
-    block = Block("odd", (1, 4, 4, 21), 3)
-    _, layers = on_device(values(block, np.float32, middle=40, growth=24))
-    transition = on_device(transition_values(block, np.float32, out_channels=50, growth=24))
+@pytest.mark.parametrize(("dtype", "channels"), [("float32", 21), ("bfloat16", 22)])
+def test_packing_for_the_cpu_and_back(dtype: str, channels: int) -> None:
+    block = Block("odd", (1, 4, 4, channels), 3)
+    _, layers = on_device(values(block, jnp.dtype(dtype), middle=40, growth=24))
+    transition = on_device(transition_values(block, jnp.dtype(dtype), out_channels=50, growth=24))
     plain = jsc.pack_dense_block(layers, transition)
-    packed = block_parameters.for_cpu(plain)
-    assert packed.sizes == plain.sizes._replace(is_for_cpu=True)
+    packed = block_parameters.for_cpu(plain, plain.dtype)
+    assert packed.sizes == plain.sizes._replace(is_for_cpu=True, has_pairs=dtype == "bfloat16")
+    assert packed.dtype == dtype
     for found, wanted in ((packed.layers, layers), (packed.transition, transition)):
         jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
@@ -157,9 +215,10 @@ def test_infinite_weights_do_not_meet_zeros() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_other_dtypes_run_layer_by_layer(dtype: str) -> None:
     x, layers = on_device(values(Block("small", (1, 6, 6, 20), 2), jnp.dtype(dtype), middle=16, growth=16))
-    assert calls_of(lambda x: jsc.dense_block(x, layers), x) == 0
-    with pytest.raises(ValueError, match="cannot run"):
-        jsc.dense_block(x, layers, implementation="fused")
+    with on_cpu(isa="portable"):  # without pairs of bfloat16
+        assert calls_of(lambda x: jsc.dense_block(x, layers), x) == 0
+        with pytest.raises(ValueError, match=f"cannot run: dtype {dtype} is neither float32 nor, with AVX512-BF16"):
+            jsc.dense_block(x, layers, implementation="fused")
 
 
 def test_a_network_runs_its_blocks_as_one_call_each() -> None:
@@ -174,7 +233,7 @@ def test_a_network_runs_its_blocks_as_one_call_each() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 1e-2), ("float16", 1e-3)])
-def test_a_network_of_16_bits_has_its_blocks_in_float32(dtype: str, most: float) -> None:
+def test_a_network_of_16_bits_runs_its_blocks_as_one_call_each(dtype: str, most: float) -> None:
     model = models.DenseNet((2, 3), growth=16, num_classes=10, rngs=nnx.Rngs(0))
     model.eval()
     graph, state = nnx.split(model)
@@ -202,5 +261,18 @@ def test_native_code_refuses_what_does_not_fit() -> None:
     for count, offsets in ((64, (0, 64, 128, 10**6, 192)), (64, (0, 64)), (64, (-64, 0, 0, 0, 0))):
         with pytest.raises(jax.errors.JaxRuntimeError, match="a parameter does not lie in the array"):
             call(x, jnp.ones(count), out_channels=np.int64(0), offsets=np.array(offsets, np.int64), **sizes)
+    narrow = jax.ffi.ffi_call(
+        "jsc_dense_block",
+        [jax.ShapeDtypeStruct((1, 4, 4, channels), jnp.bfloat16) for channels in (32, 16, 32)],
+    )
+    halves, parameters = x.astype(jnp.bfloat16), jnp.ones(3 * 2304, jnp.bfloat16)
+    of_pairs: dict[str, Any] = {**sizes, "out_channels": np.int64(0)}
+    for offsets in ((0, 64, 128, 10**6, 192), (1, 64, 128, 384, 448), (3 * 2304 - 16, 64, 128, 384, 448)):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="a parameter does not lie in the array"):
+            narrow(halves, parameters, offsets=np.array(offsets, np.int64), **of_pairs)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="must be even"):
+        narrow(halves[..., 1:], parameters, offsets=np.zeros(5, np.int64), **of_pairs)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="of its dtype"):
+        narrow(halves, jnp.ones(64), offsets=np.zeros(5, np.int64), **of_pairs)
     with pytest.raises(jax.errors.JaxRuntimeError, match="must not be negative"):
         call(x, jnp.ones(64), out_channels=np.int64(-1), offsets=np.zeros(5, np.int64), **sizes)

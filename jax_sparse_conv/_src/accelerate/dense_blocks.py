@@ -77,10 +77,11 @@ class _Layer:
 
 @dataclasses.dataclass(eq=False)
 class _Block:
-    """Layers that follow each other, and the transition behind them if there is one."""
+    """Layers that follow each other, the transition behind them if there is one, and the dtype of the one call."""
 
     layers: list[_Layer]
     transition: tuple[_Scaled, Equation] | None = None
+    dtype: Any = None
 
     def equations(self) -> list[Equation]:
         behind = [] if self.transition is None else [*self.transition[0].path, self.transition[1]]
@@ -217,18 +218,21 @@ class _Search:
         if len(configs) != 1:
             return None
         (precision,) = configs
-        x = self._values.type_of(block.layers[0].scaled.source)
-        x = jax.ShapeDtypeStruct(x.shape, _computed_in(x.dtype))
-        layers = [_described(layer, x.dtype) for layer in block.layers]
+        given = self._values.type_of(block.layers[0].scaled.source)
         behind = self._transition(result)
-        if behind is not None and behind[1].equation.params["config"].precision == precision:
-            kernel = behind[1].equation.invars[1].aval
-            channels = jax.ShapeDtypeStruct((kernel.shape[3],), x.dtype)
-            transition = DenseTransition(channels, channels, jax.ShapeDtypeStruct(kernel.shape[1:], x.dtype))
-            whole = _Block(block.layers, behind)
-            if self._is_closed(whole) and self._is_one_call(whole, x, layers, precision, transition):
-                return whole
-        return block if self._is_one_call(block, x, layers, precision) else None
+        for dtype in _computed_in(given.dtype):
+            x = jax.ShapeDtypeStruct(given.shape, dtype)
+            layers = [_described(layer, dtype) for layer in block.layers]
+            if behind is not None and behind[1].equation.params["config"].precision == precision:
+                kernel = behind[1].equation.invars[1].aval
+                channels = jax.ShapeDtypeStruct((kernel.shape[3],), dtype)
+                transition = DenseTransition(channels, channels, jax.ShapeDtypeStruct(kernel.shape[1:], dtype))
+                whole = _Block(block.layers, behind, dtype)
+                if self._is_closed(whole) and self._is_one_call(whole, x, layers, precision, transition):
+                    return whole
+            if self._is_one_call(block, x, layers, precision):
+                return _Block(block.layers, dtype=dtype)
+        return None
 
     def _is_one_call(
         self, block: _Block, x: Any, layers: Sequence[Any], precision: Any, transition: Any = None
@@ -279,28 +283,29 @@ class _Search:
 
     def _run(self, block: _Block) -> jax.Array:
         given = self._values[block.layers[0].scaled.source]
-        x = given.astype(_computed_in(given.dtype))
-        layers, transition = [self._parameters(layer) for layer in block.layers], None
+        x = given.astype(block.dtype)
+        # Those of 16 bits on a CPU are of float32 until they are packed: scales and shifts stay so.
+        dtype = jnp.dtype(jnp.float32) if devices.default_platform() == "cpu" else block.dtype
+        layers, transition = [self._parameters(layer, dtype) for layer in block.layers], None
         precision = block.layers[0].convs[0].equation.params["config"].precision
         if block.transition is not None:
             scaled, conv = block.transition
-            transition = DenseTransition(*self._affine(scaled), self._values[conv.inputs[1]][0].astype(x.dtype))
+            transition = DenseTransition(*self._affine(scaled, dtype), self._values[conv.inputs[1]][0].astype(dtype))
         if all(map(self._values.is_fixed, self._read_by(block))):
             packed = pack_dense_block(layers, transition)
             if devices.default_platform() == "cpu":
-                packed = for_cpu(packed)
+                packed = for_cpu(packed, x.dtype)
             return dense_blocks.dense_block(x, packed, precision=precision).astype(given.dtype)
         return dense_blocks.dense_block(x, layers, transition=transition, precision=precision)
 
-    def _parameters(self, layer: _Layer) -> DenseBlockLayer:
+    def _parameters(self, layer: _Layer, dtype: Any) -> DenseBlockLayer:
         first, second = layer.convs
-        dtype = _computed_in(self._values.type_of(layer.scaled.source).dtype)
         kernel1, bias, kernel2 = (
             self._values[number][0].astype(dtype) for number in (first.inputs[1], first.inputs[2], second.inputs[1])
         )
-        return DenseBlockLayer(*self._affine(layer.scaled), kernel1, bias, kernel2)
+        return DenseBlockLayer(*self._affine(layer.scaled, dtype), kernel1, bias, kernel2)
 
-    def _affine(self, scaled: _Scaled) -> tuple[jax.Array, jax.Array]:
+    def _affine(self, scaled: _Scaled, dtype: Any) -> tuple[jax.Array, jax.Array]:
         """Scale and shift [C] of the map."""
         x = self._values.type_of(scaled.source)
         wide = jnp.promote_types(x.dtype, jnp.float32)
@@ -316,17 +321,17 @@ class _Search:
             number = each.outputs[0]
         channels = x.shape[maps.CHANNELS]
         both = (np.ones((), wide) if scale is None else scale, np.zeros((), wide) if shift is None else shift)
-        dtype = _computed_in(x.dtype)
         return tuple(jnp.broadcast_to(each, (channels,)).astype(dtype) for each in both)  # type: ignore[return-value]
 
 
-def _computed_in(dtype: Any) -> Any:
-    """The dtype that a block of such a map is computed in: the CPU's call has float32 alone.
+def _computed_in(dtype: Any) -> list[Any]:
+    """The dtypes that a block of such a map may be computed in, best first.
 
-    In 16 bits so no map within a block is rounded, and a block is faster than its layers one by one.
+    A CPU's call of a map of 16 bits may be one of float32, where there are no kernels of its own: no map within a block
+    is rounded then, and a block is faster than its layers one by one.
     """
     is_half = dtype in (jnp.bfloat16, jnp.float16)
-    return jnp.dtype(jnp.float32) if is_half and devices.default_platform() == "cpu" else dtype
+    return [dtype, jnp.dtype(jnp.float32)] if is_half and devices.default_platform() == "cpu" else [dtype]
 
 
 def _is_kept(conversion: Any) -> bool:

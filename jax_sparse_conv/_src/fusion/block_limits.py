@@ -80,8 +80,9 @@ def why_not_on_cpu(operands: Sequence[Any], packed: BlockSizes | None = None) ->
     x, block, transition = described(operands, packed)
     if (missing := _native.why_missing("dense_block", "cpu", x.dtype)) is not None:
         return missing
-    if str(x.dtype) != "float32":
-        return f"dtype {x.dtype} is not float32"
+    is_paired = str(x.dtype) == "bfloat16"
+    if str(x.dtype) != "float32" and not (is_paired and _native.cpu_multiplies_pairs()):
+        return f"dtype {x.dtype} is neither float32 nor, with AVX512-BF16, bfloat16"
     if any(map(jax.export.is_symbolic_dim, x.shape)):
         return "its sizes are not known yet"
     sizes = {(layer.kernel1.shape[3], layer.kernel2.shape[3]) for layer in block}
@@ -89,4 +90,5 @@ def why_not_on_cpu(operands: Sequence[Any], packed: BlockSizes | None = None) ->
         return "M or G of its layers differ"
     if transition is not None and transition.kernel.shape[3] < 1:
         return "it has nothing to compute"
-    return _native.why_no_dense_block_on_cpu(x.shape, len(block), *sizes.pop())
+    out_channels = 0 if transition is None else transition.kernel.shape[3]
+    return _native.why_no_dense_block_on_cpu(x.shape, len(block), *sizes.pop(), out_channels, is_paired)

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax import export
+from jax import export, lax
 
 from jax_sparse_conv._src.fusion import one_array
 from jax_sparse_conv._src.primitive import packing
 
 _KERNEL_AXES = 4
+_WIDE = ("scale", "shift")  # float32 where kernels are pairs of bfloat16
 
 
 class DenseBlockLayer(NamedTuple):
@@ -67,6 +68,7 @@ class BlockSizes(NamedTuple):
       growth: G of every layer.
       out_channels: K of the transition, None without one.
       is_for_cpu: whether kernels lie as those of `pack` do, [1, blocks, C, kh * kw, block].
+      has_pairs: whether they are of pairs of bfloat16. Scales and shifts are float32 then, in the place of two elements.
     """
 
     channels: int
@@ -75,6 +77,7 @@ class BlockSizes(NamedTuple):
     growth: int
     out_channels: int | None = None
     is_for_cpu: bool = False
+    has_pairs: bool = False
 
     def shapes(self) -> list[tuple[int, ...]]:
         """Of the parameters, in the order of the layers and, in each, of its fields; the transition's come last."""
@@ -92,7 +95,15 @@ class BlockSizes(NamedTuple):
         shapes = self.shapes()
         if not self.is_for_cpu:
             return shapes
-        return [packing.packed_shape(shape, 1) if len(shape) == _KERNEL_AXES else shape for shape in shapes]
+        dtype = jnp.bfloat16 if self.has_pairs else jnp.float32
+        kernels = [packing.packed_shape(shape, 1, dtype) if len(shape) == _KERNEL_AXES else shape for shape in shapes]
+        wide = zip(self._names(), kernels, strict=True)
+        return [(2 * shape[0],) if self.has_pairs and name in _WIDE else shape for name, shape in wide]
+
+    def _names(self) -> list[str]:
+        """What each parameter is called."""
+        behind = () if self.out_channels is None else DenseTransition._fields
+        return [*(self.layers * DenseBlockLayer._fields), *behind]
 
     def offsets(self) -> list[int]:
         """Elements in front of each parameter in one array of all."""
@@ -110,8 +121,8 @@ class BlockSizes(NamedTuple):
         """The layers and the transition, each parameter a slice of one array."""
         found = one_array.slices(values, tuple(self.stored()))
         if self.is_for_cpu:
-            pairs = zip(found, self.shapes(), strict=True)
-            found = [packing.restored(each, shape) if len(shape) == _KERNEL_AXES else each for each, shape in pairs]
+            each = zip(self._names(), found, self.shapes(), strict=True)
+            found = [_as_given(name, array, shape, self.has_pairs) for name, array, shape in each]
         return parts_of(found)
 
 
@@ -203,12 +214,31 @@ def pack_dense_block(layers: Sequence[DenseBlockLayer], transition: DenseTransit
     return PackedDenseBlock(one_array.joined([array for part in (*block, *behind) for array in part]), sizes)
 
 
-def for_cpu(packed: PackedDenseBlock) -> PackedDenseBlock:
-    """Packed parameters with their kernels as the CPU's kernels read them."""
+def for_cpu(packed: PackedDenseBlock, dtype: Any) -> PackedDenseBlock:
+    """Packed parameters as the CPU's kernels read them for maps of a dtype, float32 or bfloat16."""
     layers, transition = packed.sizes.slices(packed.values)
-    arrays = [array for part in (*layers, *([] if transition is None else [transition])) for array in part]
-    stored = [packing.reordered(array, 1) if array.ndim == _KERNEL_AXES else array for array in arrays]
-    return PackedDenseBlock(one_array.joined(stored), packed.sizes._replace(is_for_cpu=True))
+    parts = (*layers, *([] if transition is None else [transition]))
+    stored = [_for_cpu(name, array, dtype) for part in parts for name, array in part._asdict().items()]
+    sizes = packed.sizes._replace(is_for_cpu=True, has_pairs=dtype == jnp.bfloat16)
+    return PackedDenseBlock(one_array.joined(stored), sizes)
+
+
+def _for_cpu(name: str, array: jax.Array, dtype: Any) -> jax.Array:
+    """One parameter as it is stored for a CPU."""
+    if array.ndim == _KERNEL_AXES:
+        return packing.reordered(array.astype(dtype), 1)
+    if name in _WIDE and dtype == jnp.bfloat16:
+        return lax.bitcast_convert_type(array.astype(jnp.float32), dtype).ravel()
+    return array.astype(dtype)
+
+
+def _as_given(name: str, array: jax.Array, shape: tuple[int, ...], has_pairs: bool) -> jax.Array:
+    """One parameter of what `for_cpu` made, as it was."""
+    if len(shape) == _KERNEL_AXES:
+        return packing.restored(array, shape)
+    if name in _WIDE and has_pairs:
+        return lax.bitcast_convert_type(array.reshape(*shape, 2), jnp.float32).astype(array.dtype)
+    return array
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------

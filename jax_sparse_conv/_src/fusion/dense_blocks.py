@@ -3,10 +3,10 @@
 On CUDA devices with clusters (Hopper and later) a block of few images is one custom call, `cuda/densenet/block.cu`. It
 has one buffer, which every layer reads and appends to, and one kernel per layer. Each kernel starts while the one
 before it runs. On Hopper a block of many images is one call too, with two kernels per layer
-(`cuda/densenet/layers.cu`). These kernels are dense: they skip no zeros. On a CPU a block in float32 is one call of
-the sparse kernels (`cpu/ffi/dense_block.cc`): every layer scales what it reads, and writes into the block's map. Its
-parameters must be known before the program runs, since the kernels read them packed. Everywhere else it is the separate
-operations.
+(`cuda/densenet/layers.cu`). These kernels are dense: they skip no zeros. On a CPU a block in float32 or, with
+AVX512-BF16, bfloat16 is one call of the sparse kernels (`cpu/ffi/dense_block.cc`): every layer scales what it reads,
+and writes into the block's map. Its parameters must be known before the program runs, since the kernels read them
+packed. Everywhere else it is the separate operations.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def dense_block(
     for.
 
     On a CPU a block in float32 of known parameters is one call, for any M and G from 16 on. It skips zeros, copies no
-    maps and writes none that are scaled.
+    maps and writes none that are scaled. In bfloat16 that needs AVX512-BF16, even C0, M and G and, with a transition,
+    even H and W; scaled maps are written, and scales and shifts are multiplied in float32.
 
     `vmap` over images keeps the one call. Derivatives, `vmap` over parameters, and blocks that `jit` splits over
     several devices run layer by layer.
@@ -116,10 +117,12 @@ def dense_block(
         choices = ", ".join(map(repr, (None, *IMPLEMENTATIONS)))
         raise ValueError(f"implementation={implementation!r} is not one that dense_block has: {choices}")
     precision = arguments.canonical_precision(precision)
-    if implementation != "xla" and devices.default_platform() == "cpu":
+    on_cpu = devices.default_platform() == "cpu"
+    if implementation != "xla" and on_cpu:
         operands, packed = _for_cpu(operands, packed, must=implementation == "fused")
     reason = block_limits.why_not(operands, packed)
     if implementation == "fused" and reason is not None:
+        reason = (block_limits.why_not_on_cpu(operands, packed) if on_cpu else None) or reason
         raise ValueError(f"implementation='fused' cannot run: {reason}; implementation=None or 'xla' can")
     if implementation == "xla" or (
         implementation is None and not (reason is None and block_limits.may_join(x, precision, packed))
@@ -159,7 +162,7 @@ def _for_cpu(
         return operands, packed
     with jax.ensure_compile_time_eval() if is_known else contextlib.nullcontext():
         plain = None if packed is None else PackedDenseBlock(parameters[0], packed)
-        block = block_parameters.for_cpu(pack_dense_block(*parts_of(parameters)) if plain is None else plain)
+        block = block_parameters.for_cpu(pack_dense_block(*parts_of(parameters)) if plain is None else plain, x.dtype)
     return [x, block.values], block.sizes
 
 
@@ -263,6 +266,8 @@ def _repacked(x: jax.Array, values: jax.Array, *, precision: Any, must: bool, pa
 def _lower_on_cpu(ctx: Any, *operands: Any, packed: BlockSizes) -> Any:
     x, layers, _ = block_limits.described(ctx.avals_in, packed)
     results = [*ctx.avals_out, x.update(shape=(*x.shape[:3], packed.middle), weak_type=False)]
+    if packed.has_pairs:  # what a layer reads
+        results.append(_map_of(x, layers))
     if packed.out_channels is not None:  # the block's map is scratch memory
         results.append(_map_of(x, layers))
     attributes = {name: np.int64(getattr(packed, name) or 0) for name in ("layers", "middle", "growth", "out_channels")}

@@ -221,7 +221,9 @@ def _channels_together(dtype: Any) -> int:
 def restored(values: jax.Array, kernel_shape: tuple[int, ...]) -> jax.Array:
     """What `reordered` made of a kernel of one group, as a kernel [kh, kw, C, K] again."""
     height, width, channels, out_channels = kernel_shape
-    taps = values[0].transpose(2, 1, 0, 3).reshape(height * width, channels, -1)
+    each = _channels_together(values.dtype)
+    apart = values[0].reshape(*values.shape[1:4], -1, each)  # [blocks, C / each, kh * kw, block, each]
+    taps = apart.transpose(2, 1, 4, 0, 3).reshape(height * width, channels, -1)
     return taps[:, :, :out_channels].reshape(height, width, channels, out_channels)
 
 
