@@ -59,6 +59,7 @@ struct PairLoops {
   void (*phases)(const ConvTask& task, char* scratch);
   int64_t (*direct_bytes)(const ConvTask& task);
   void (*direct)(const ConvTask& task, char* scratch);
+  void (*scaled)(const ChannelsTask& task);  // loops/scaled_pairs.h
 };
 
 struct Isa {

@@ -38,7 +38,8 @@ bool SuitsPairs(const BlockOnCpu& block) {
 constexpr const char* kNoPairs =
     "in bfloat16 C0, M and G must be even and, in front of a transition, so must height and width";
 
-// In bfloat16, convolutions multiply pairs of channels, which they read as they lie: each layer's scaled map is written.
+// In bfloat16, convolutions multiply pairs of channels, which they read as they lie: each layer's scaled map is
+// written.
 struct Block : BlockOnCpu {
   DataType dtype;
   const char* parameters;
@@ -166,10 +167,10 @@ void WriteScaled(Team& team, const Block& block, int64_t channels, const float* 
     }
   }
   const ChannelRows rows{center.data(), scales.data(), shifts.data()};
-  const auto run = CurrentIsa().channel_affine[IndexOf(block.dtype)];
-  OverPixels(team, call.pixels, channels, [&](int64_t begin, int64_t end) {
-    run({&call, &rows, begin, end, nullptr});
-  });
+  const Isa& isa = CurrentIsa();
+  const auto run = MultipliesPairs() && !averages ? isa.pairs.scaled : isa.channel_affine[IndexOf(block.dtype)];
+  OverPixels(team, call.pixels, channels,
+             [&](int64_t begin, int64_t end) { run({&call, &rows, begin, end, nullptr}); });
 }
 
 // Has a 1x1 convolution read the map's first channels scaled, with `averages` means of 2x2 pixels of that; false where

@@ -1,8 +1,8 @@
 // Room: the CPU's loops, everything that is compiled once per instruction set. An isa_<name>.cc defines JSC_ISA, the
 // namespace of its kernels, and includes this file. Loops: windows, scatter, pixels, phases, dense_conv, winograd,
-// depthwise, matvec, coo, and those of cpu/training: kernel_gradient, point_gradient, max_pool, channels. May change: a
-// loop's tiling, while the order of its sums depends on neither tiles nor threads. Details: docs/design/kernels/cpu.md.
-// Tests: tests/primitive/test_kernels.py, tests/primitive/test_packing.py.
+// depthwise, matvec, coo, scaled_pairs, and those of cpu/training: kernel_gradient, point_gradient, max_pool, channels.
+// May change: a loop's tiling, while the order of its sums depends on neither tiles nor threads. Details:
+// docs/design/kernels/cpu.md. Tests: tests/primitive/test_kernels.py, tests/primitive/test_packing.py.
 #ifndef JSC_CPU_LOOPS_KERNELS_H_
 #define JSC_CPU_LOOPS_KERNELS_H_
 
@@ -14,6 +14,7 @@
 #include "cpu/loops/matvec_kernel.h"
 #include "cpu/loops/phase_kernel.h"
 #include "cpu/loops/pixel_kernel.h"
+#include "cpu/loops/scaled_pairs.h"
 #include "cpu/loops/scatter_kernel.h"
 #include "cpu/loops/window_kernel.h"
 #include "cpu/loops/winograd_kernel.h"
@@ -45,9 +46,14 @@ int64_t CountNonZeros(const void* x, int64_t runs, int64_t step) {
 #define JSC_PER_DTYPE(function) \
   {&JSC_ISA::function<float>, &JSC_ISA::function<BFloat16>, &JSC_ISA::function<Float16>, &JSC_ISA::function<double>}
 #if defined(__AVX512F__)
-#define JSC_PAIR_LOOPS                                                                                          \
-  {&JSC_ISA::PixelBytes<BFloat16Pair>, &JSC_ISA::RunPixels<BFloat16Pair>,   &JSC_ISA::PhaseBytes<BFloat16Pair>, \
-   &JSC_ISA::RunPhases<BFloat16Pair>,  &JSC_ISA::DirectBytes<BFloat16Pair>, &JSC_ISA::RunDirect<BFloat16Pair>}
+#define JSC_PAIR_LOOPS                  \
+  {&JSC_ISA::PixelBytes<BFloat16Pair>,  \
+   &JSC_ISA::RunPixels<BFloat16Pair>,   \
+   &JSC_ISA::PhaseBytes<BFloat16Pair>,  \
+   &JSC_ISA::RunPhases<BFloat16Pair>,   \
+   &JSC_ISA::DirectBytes<BFloat16Pair>, \
+   &JSC_ISA::RunDirect<BFloat16Pair>,   \
+   &JSC_ISA::RunScaledPairs}
 #else
 #define JSC_PAIR_LOOPS \
   {                    \

@@ -327,8 +327,8 @@ class _Search:
 def _computed_in(dtype: Any) -> list[Any]:
     """The dtypes that a block of such a map may be computed in, best first.
 
-    A CPU's call of a map of 16 bits may be one of float32, where there are no kernels of its own: no map within a block
-    is rounded then, and a block is faster than its layers one by one.
+    Where a CPU has no call of 16 bits for a block, one of float32 is faster than its layers one by one. No map within
+    the block is rounded then.
     """
     is_half = dtype in (jnp.bfloat16, jnp.float16)
     return [dtype, jnp.dtype(jnp.float32)] if is_half and devices.default_platform() == "cpu" else [dtype]

@@ -72,7 +72,8 @@ def accelerate(function: Callable[P, R_co]) -> Accelerated[P, R_co]:
     - Feature maps lie as [N, H, W, C] between the layers. What a function with channels first transposes is its first
       map and its last.
     - Layers that feed each other run as fused chains, where that is expected to be faster, and layers that append to a
-      map as dense blocks (Huang et al. 2017), where the device has them. A CPU has them in float32.
+      map as dense blocks (Huang et al. 2017), where the device has them. A CPU has them in float32 and, with
+      AVX512-BF16, in bfloat16; others of 16 bits are computed in float32 there.
     - Max pools of height and width that join nothing, as in training, have derivatives that are fast on a CPU. So have
       gradients of max pools that the function computes itself.
     - Inside of `jit` a CPU takes a batch through the first layers in micro-batches, where each image is taken by

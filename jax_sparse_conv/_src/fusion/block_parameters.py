@@ -68,7 +68,7 @@ class BlockSizes(NamedTuple):
       growth: G of every layer.
       out_channels: K of the transition, None without one.
       is_for_cpu: whether kernels lie as those of `pack` do, [1, blocks, C, kh * kw, block].
-      has_pairs: whether they are of pairs of bfloat16. Scales and shifts are float32 then, in the place of two elements.
+      has_pairs: whether they are of pairs of bfloat16. Scales and shifts are float32 then, each in the place of two.
     """
 
     channels: int
@@ -217,7 +217,7 @@ def pack_dense_block(layers: Sequence[DenseBlockLayer], transition: DenseTransit
 def for_cpu(packed: PackedDenseBlock, dtype: Any) -> PackedDenseBlock:
     """Packed parameters as the CPU's kernels read them for maps of a dtype, float32 or bfloat16."""
     layers, transition = packed.sizes.slices(packed.values)
-    parts = (*layers, *([] if transition is None else [transition]))
+    parts: list[DenseBlockLayer | DenseTransition] = [*layers, *([] if transition is None else [transition])]
     stored = [_for_cpu(name, array, dtype) for part in parts for name, array in part._asdict().items()]
     sizes = packed.sizes._replace(is_for_cpu=True, has_pairs=dtype == jnp.bfloat16)
     return PackedDenseBlock(one_array.joined(stored), sizes)
