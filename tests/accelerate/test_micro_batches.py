@@ -320,6 +320,32 @@ def test_images_that_are_split_by_their_type(monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_allclose(predict(x), FUNCTIONS["layers"](WEIGHTS, X), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("cached", "size", "expected"), [(1e6, 32, True), (1e7, 32, False), (0.0, 4, False)])
+def test_maps_and_weights_of_dense_blocks(
+    cached: float, size: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block's own map, larger than what it reads and gives, may be worth it; not where weights outweigh it."""
+    rules = micro_batches.model.shipped("cpu micro batches") | {"bytes, cached": cached}
+    monkeypatch.setattr(micro_batches.model, "shipped", lambda name: rules)
+    random = np.random.default_rng(3)
+
+    def draw(*shape: int) -> jax.Array:
+        return jnp.asarray(0.2 * random.standard_normal(shape), jnp.float32)
+
+    def layer(channels: int) -> jsc.DenseBlockLayer:
+        return jsc.DenseBlockLayer(
+            draw(channels), draw(channels), draw(1, 1, channels, 16), draw(16), draw(3, 3, 16, 16)
+        )
+
+    layers = [layer(channels) for channels in range(16, 112, 16)]
+    transition = jsc.DenseTransition(draw(112), draw(112), draw(1, 1, 112, 16))
+    predict = jsc.jit_inference(lambda w, x: jsc.dense_block(x, layers, transition=transition), {})
+    x = draw(8, size, size, 16)
+    assert has_micro_batches(predict, x) == expected
+    wanted = jsc.dense_block(x, layers, transition=transition, implementation="xla")
+    np.testing.assert_allclose(predict(x), wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_effects_keep_their_order() -> None:
     seen: list[str] = []
 

@@ -167,10 +167,10 @@ class _Program:
             has_layer |= _is_layer(each)
             maps = [number for number in {*each.inputs, *each.outputs} if number in self._axes]
             sizes = {number: equations.bytes_of(self._types[number]) for number in maps}
-            saved += sum(size for size in sizes.values() if size > of["bytes, cached"]) / of["bytes a microsecond"]
-            # Of a kernel and its packed copy one is read. Layers of a dense block go through its map again and again.
-            is_block = each.equation.primitive is dense_blocks.dense_block_p
-            weights = [n for n in each.inputs if n in self._types and n not in self._axes and not is_block]
+            written = [*sizes.values(), *_bytes_inside(each)]
+            saved += sum(size for size in written if size > of["bytes, cached"]) / of["bytes a microsecond"]
+            # Of a kernel and its packed copy one is read.
+            weights = [n for n in each.inputs if n in self._types and n not in self._axes]
             read = max((equations.bytes_of(self._types[n]) for n in weights), default=0)
             call = of["call"] if each.equation.primitive is primitives.conv_p else 0.0
             saved -= (rounds - 1) * (read / of["bytes a microsecond"] + call)
@@ -251,6 +251,16 @@ def _arguments_of_layers(flat: FlatJaxpr) -> set[int]:
 
 def _is_layer(each: Equation) -> bool:
     return each.equation.primitive in (primitives.conv_p, dense_blocks.dense_block_p)
+
+
+def _bytes_inside(each: Equation) -> list[int]:
+    """Of the maps that a dense block has beside its result."""
+    if each.equation.primitive is not dense_blocks.dense_block_p:
+        return []
+    maps = dense_blocks.maps_on_cpu(
+        [variable.aval for variable in each.equation.invars], each.equation.params["packed"]
+    )
+    return [equations.bytes_of(aval) for aval in maps]
 
 
 def _maps_of(each: Equation) -> Sequence[int]:

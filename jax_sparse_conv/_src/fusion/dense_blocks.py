@@ -263,13 +263,19 @@ def _repacked(x: jax.Array, values: jax.Array, *, precision: Any, must: bool, pa
     return dense_block_p.bind(x, *parameters, precision=precision, must=must, packed=None)
 
 
+def maps_on_cpu(operands: Sequence[Any], packed: BlockSizes | None) -> list[Any]:
+    """The maps that the CPU's call has beside its result, as abstract values; none where the block is no such call."""
+    if packed is None or not packed.is_for_cpu:
+        return []
+    x, layers, transition = block_limits.described(operands, packed)
+    whole = _map_of(x, layers)
+    middle = x.update(shape=(*x.shape[:3], packed.middle), weak_type=False)
+    # What a layer of pairs reads, and the block's map in front of a transition.
+    return [middle, *([whole] if packed.has_pairs else []), *([] if transition is None else [whole])]
+
+
 def _lower_on_cpu(ctx: Any, *operands: Any, packed: BlockSizes) -> Any:
-    x, layers, _ = block_limits.described(ctx.avals_in, packed)
-    results = [*ctx.avals_out, x.update(shape=(*x.shape[:3], packed.middle), weak_type=False)]
-    if packed.has_pairs:  # what a layer reads
-        results.append(_map_of(x, layers))
-    if packed.out_channels is not None:  # the block's map is scratch memory
-        results.append(_map_of(x, layers))
+    results = [*ctx.avals_out, *maps_on_cpu(ctx.avals_in, packed)]
     attributes = {name: np.int64(getattr(packed, name) or 0) for name in ("layers", "middle", "growth", "out_channels")}
     call = jax.ffi.ffi_lowering(_native.target_name("dense_block"))
     offsets = np.array(packed.offsets(), np.int64)
