@@ -1,7 +1,8 @@
 // relu(x * scale + shift) of a map of bfloat16, in bfloat16: what a layer of a dense block reads (ffi/dense_block.cc).
 //
-// What RunChannelAffine (training/channels_kernel.h) computes without a center, a residual and sums; but for subnormals,
-// which are zeros here, as they are to the products of pairs. For processors with AVX512-BF16.
+// As RunChannelAffine of training/channels_kernel.h, without a center, a residual and sums. Subnormals are zeros here,
+// as they are to the products of pairs. For processors with AVX512-BF16.
+//
 // Bound by: two vectors of channels take some 12 operations, a third of what rounding by integers takes.
 #ifndef JSC_CPU_LOOPS_SCALED_PAIRS_H_
 #define JSC_CPU_LOOPS_SCALED_PAIRS_H_
