@@ -41,7 +41,8 @@ struct ConvArgs {
 };
 
 // What x is read through, if there is a scale: relu(scale * x + shift) and, of windows of `window` pixels a side that
-// do not overlap, the average. x is [N, *size, C] then. For dense blocks on a CPU, which have a packed kernel.
+// do not overlap, the average. x is [N, *size, C] then. For dense blocks of float32 on a CPU, which have a packed
+// kernel.
 struct Scaled {
   const void* scale = nullptr;  // [C / groups]
   const void* shift = nullptr;  // [C / groups]

@@ -4,7 +4,7 @@
 // Those files use nothing from the standard library that emits code. An inline function compiled with AVX-512 flags
 //   could otherwise be the copy that the linker keeps for everybody.
 // Why not Google Highway: the loops are multiply-adds on vectors, which GCC's and Clang's vector extensions write for
-//   any width, aarch64 included. Intrinsics are needed in 70 lines of core/simd.h alone (compression, float16).
+//   any width, aarch64 included. Few lines need intrinsics (compression, float16, bfloat16).
 // May change: instruction sets and vectors, while results do not depend on threads. Tests:
 //   tests/primitive/test_instruction_sets.py, tests/sanitize/, tests/emulated/.
 #ifndef JSC_CPU_CORE_ISA_H_
@@ -59,7 +59,6 @@ struct PairLoops {
   void (*phases)(const ConvTask& task, char* scratch);
   int64_t (*direct_bytes)(const ConvTask& task);
   void (*direct)(const ConvTask& task, char* scratch);
-  void (*scaled)(const ChannelsTask& task);  // loops/scaled_pairs.h
 };
 
 struct Isa {
@@ -83,6 +82,7 @@ struct Isa {
   int64_t (*winograd_bytes)(const ConvTask& task);  // of float32
   void (*winograd)(const ConvTask& task, char* scratch);
   PairLoops pairs;  // of bfloat16, for processors that have AVX512-BF16, too; null in sets without AVX-512
+  void (*scaled_pairs)(const ChannelsTask& task);  // likewise; loops/scaled_pairs.h
   int64_t (*dense_bytes[kDtypes])(const DenseTask& task);
   void (*dense[kDtypes])(const DenseTask& task, char* scratch);
   int64_t (*coo_bytes[kDtypes])(const CooRow& row);

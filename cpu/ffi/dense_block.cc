@@ -21,11 +21,12 @@ ffi::Error Invalid(const std::string& what) {
 }
 
 // What one call has room for.
-constexpr int64_t kMostChannels = int64_t{1} << 16, kMostElements = (int64_t{1} << 31) - 1;  // of an image of the map
+constexpr int64_t kMost16Bits = (int64_t{1} << 16) - 1;    // channels, and columns: plan/scatter_plan.cc, CanScatter
+constexpr int64_t kMostElements = (int64_t{1} << 31) - 1;  // of an image of the map
 
 bool IsTooLarge(const BlockOnCpu& block) {
   const int64_t channels = std::max({block.channels, block.all(), block.middle});
-  return channels > kMostChannels || std::max(block.size[0], block.size[1]) > kMostElements ||
+  return std::max(channels, block.size[1]) > kMost16Bits || block.size[0] > kMostElements ||
          channels > kMostElements / std::max<int64_t>(1, block.size[0] * block.size[1]);
 }
 
@@ -63,11 +64,8 @@ class Parameters {
     return offset < 0 || offset > block_.elements - count ? nullptr : block_.parameters + offset * block_.bytes();
   }
 
-  // A scale or a shift, of float32: of bfloat16 that is whole rows (cpu/training/channels_task.h).
-  const float* TakeRow(int64_t channels) {
-    const void* row = Take(block_.pairs() ? 2 * PaddedChannels(channels) : channels);
-    return reinterpret_cast<uintptr_t>(row) % sizeof(float) == 0 ? static_cast<const float*>(row) : nullptr;
-  }
+  // A scale or a shift.
+  const void* TakeRow(int64_t channels) { return Take(block_.pairs() ? 2 * channels : channels); }
 
  private:
   const Block& block_;
@@ -103,16 +101,18 @@ int64_t KernelElements(const ConvCall& call) {
 }
 
 // A packed kernel of pairs as a kernel, [kh, kw, C, K], for a processor without loops of them.
-std::vector<uint16_t> WithoutPairs(const ConvCall& call, const uint16_t* packed) {
+std::vector<uint16_t> PlainKernel(const ConvCall& call, const uint16_t* packed) {
   const ConvArgs& a = call.args;
   const int64_t taps = a.kernel_size[0] * a.kernel_size[1], whole = PackedBlock(a, true);
   std::vector<uint16_t> kernel(taps * a.group_channels * a.out_channels);
-  for (int64_t k = 0; k < a.out_channels; ++k) {
+  for (int64_t first = 0; first < a.out_channels; first += whole) {
+    const int64_t width = std::min(whole, a.out_channels - first);
     for (int64_t c = 0; c < a.group_channels; ++c) {
-      const int64_t row = (k / whole * (a.group_channels / 2) + c / 2) * taps;
+      const int64_t row = (first / whole * (a.group_channels / 2) + c / 2) * taps;
       for (int64_t tap = 0; tap < taps; ++tap) {
-        kernel[(tap * a.group_channels + c) * a.out_channels + k] =
-            packed[((row + tap) * whole + k % whole) * 2 + c % 2];
+        uint16_t* to = kernel.data() + (tap * a.group_channels + c) * a.out_channels + first;
+        const uint16_t* from = packed + (row + tap) * whole * 2 + c % 2;
+        for (int64_t k = 0; k < width; ++k) to[k] = from[2 * k];
       }
     }
   }
@@ -122,7 +122,7 @@ std::vector<uint16_t> WithoutPairs(const ConvCall& call, const uint16_t* packed)
 ffi::Error Run(Team& team, ConvCall call, const void* packed) {
   call.packed = packed;
   if (call.dtype != DataType::BF16 || MultipliesPairs()) return RunConvCall(team, call);
-  const std::vector<uint16_t> kernel = WithoutPairs(call, static_cast<const uint16_t*>(packed));
+  const std::vector<uint16_t> kernel = PlainKernel(call, static_cast<const uint16_t*>(packed));
   call.kernel = kernel.data();
   return RunConvCall(team, call);
 }
@@ -146,12 +146,27 @@ void CopyInput(Team& team, const Block& block, const char* x) {
   });
 }
 
+// The sum of two rows of bfloat16, [2, channels], times a factor.
+std::vector<float> SumOfRows(const void* rows, int64_t channels, float factor) {
+  const auto* bits = static_cast<const uint16_t*>(rows);
+  const auto wide = [bits](int64_t i) {
+    const uint32_t word = static_cast<uint32_t>(bits[i]) << 16;
+    float value;
+    std::memcpy(&value, &word, sizeof(value));
+    return value;
+  };
+  std::vector<float> sum(PaddedChannels(channels));
+  for (int64_t c = 0; c < channels; ++c) sum[c] = factor * (wide(c) + wide(channels + c));
+  return sum;
+}
+
 // relu(scale * x + shift) of the map's first channels, as a map of bfloat16 of its own; with `averages` the means of
 // 2x2 pixels of it.
-void WriteScaled(Team& team, const Block& block, int64_t channels, const float* scale, const float* shift,
+void WriteScaled(Team& team, const Block& block, int64_t channels, const void* scale, const void* shift,
                  bool averages) {
-  const int64_t padded = PaddedChannels(channels);
-  std::vector<float> center(padded), scales(scale, scale + padded), shifts(shift, shift + padded);
+  const float factor = averages ? 0.25f : 1.0f;  // a sum of quarters: a ReLU lets them through as it does the whole
+  const std::vector<float> center(PaddedChannels(channels)), scales = SumOfRows(scale, channels, factor),
+                                                             shifts = SumOfRows(shift, channels, factor);
   ChannelsCall call{};
   call.pixels = block.pixels();
   call.channels = call.pixel_stride = channels;
@@ -159,16 +174,13 @@ void WriteScaled(Team& team, const Block& block, int64_t channels, const float* 
   call.relu = true;
   call.x = block.map;
   call.out = block.scaled;
-  if (averages) {  // sums of quarters, which a ReLU lets through as it does the whole
+  if (averages) {
     call.pixels /= 4;
     call.columns = block.size[1];
-    for (std::vector<float>* row : {&scales, &shifts}) {
-      for (float& each : *row) each *= 0.25f;
-    }
   }
   const ChannelRows rows{center.data(), scales.data(), shifts.data()};
   const Isa& isa = CurrentIsa();
-  const auto run = MultipliesPairs() && !averages ? isa.pairs.scaled : isa.channel_affine[IndexOf(block.dtype)];
+  const auto run = MultipliesPairs() && !averages ? isa.scaled_pairs : isa.channel_affine[IndexOf(block.dtype)];
   OverPixels(team, call.pixels, channels,
              [&](int64_t begin, int64_t end) { run({&call, &rows, begin, end, nullptr}); });
 }
@@ -177,7 +189,7 @@ void WriteScaled(Team& team, const Block& block, int64_t channels, const float* 
 // a parameter is not there.
 bool ReadScaled(Team& team, const Block& block, int64_t channels, bool averages, Parameters& parameters,
                 ConvCall& call) {
-  const float *scale = parameters.TakeRow(channels), *shift = parameters.TakeRow(channels);
+  const void *scale = parameters.TakeRow(channels), *shift = parameters.TakeRow(channels);
   if (scale == nullptr || shift == nullptr) return false;
   if (averages) {
     for (int i = 0; i < 2; ++i) {
@@ -253,7 +265,7 @@ ffi::Error Run(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::AnyBuffer parameter
                              std::pair{"growth", &block.growth}, std::pair{"out_channels", &block.out_channels}}) {
     const ffi::ErrorOr<int64_t> value = Number(attributes, name);
     if (!value.has_value()) return value.error();
-    if (*value > kMostChannels) return Invalid(std::string(name) + " is too large");
+    if (*value > kMost16Bits) return Invalid(std::string(name) + " is too large");
     *field = *value;
   }
   const auto offsets = attributes.get<ffi::Span<const int64_t>>("offsets");
@@ -265,9 +277,12 @@ ffi::Error Run(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::AnyBuffer parameter
     return Invalid("x, middle and growth must have at least one channel");
   }
   if (IsTooLarge(block)) {
-    return Invalid("the map must have at most 65536 channels, and one image of it fewer than 2^31 elements");
+    return Invalid("the map must have fewer than 65536 channels and columns, and one image fewer than 2^31 elements");
   }
   if (block.pairs() && !SuitsPairs(block)) return Invalid(kNoPairs);
+  if (block.pairs() && std::any_of(block.offsets.begin(), block.offsets.end(), [](int64_t at) { return at % 2; })) {
+    return Invalid("offsets must be even in bfloat16");
+  }
   const bool pooled = block.out_channels > 0, pairs = block.pairs();
   std::vector<ffi::AnyBuffer> scratch;  // middle, of bfloat16 scaled, with a transition the map
   for (size_t i = 0; i < memory.size(); ++i) {
@@ -276,7 +291,8 @@ ffi::Error Run(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::AnyBuffer parameter
     scratch.push_back(**each);
   }
   if (scratch.size() != size_t{1} + pairs + pooled) {
-    return Invalid("memory for the middle, in bfloat16 what is scaled, and with a transition the map");
+    return Invalid(
+        "there must be memory for the middle, in bfloat16 for what is scaled, and with a transition for the map");
   }
   if (pooled && !Has(out, block.dtype, {block.images, block.size[0] / 2, block.size[1] / 2, block.out_channels})) {
     return Invalid("the result must be of x's dtype, [N, H / 2, W / 2, K]");

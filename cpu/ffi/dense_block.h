@@ -24,8 +24,8 @@ std::string WhyNotOnCpu(const BlockOnCpu& block, bool pairs);
 // Buffers, all float32 or all bfloat16:
 //   x [N, H, W, C0]
 //   parameters, one array: of each layer scale [C], shift [C], kernel1, bias1 [M] and kernel2, of a transition scale,
-//     shift and kernel; kernels as packed ones lie (native/call.h). In bfloat16 scale and shift are float32, each in
-//     the place of two elements, up to a multiple of 16 of them readable
+//     shift and kernel; kernels as packed ones lie (native/call.h). In bfloat16 scale and shift are two rows each, [2,
+//     C], to be added, and offsets are even
 //   out: the map [N, H, W, C0 + layers * G] or, with a transition, [N, H / 2, W / 2, K]
 //   memory: the M channels of a layer [N, H, W, M], in bfloat16 what a layer reads, in the map's shape, and, with a
 //     transition, the map

@@ -172,13 +172,8 @@ ffi::Error RunConvCall(Team& team, const ConvCall& call) {
     task.lists_ready = previous >= 0 && previous / plan.block_tiles == taken.begin / plan.block_tiles;
     return task;
   };
-  const PairLoops singles = {isa.pixel_bytes[dtype],
-                             isa.pixels[dtype],
-                             isa.phase_bytes[dtype],
-                             isa.phases[dtype],
-                             isa.direct_bytes[dtype],
-                             isa.direct[dtype],
-                             nullptr};
+  const PairLoops singles = {isa.pixel_bytes[dtype], isa.pixels[dtype],       isa.phase_bytes[dtype],
+                             isa.phases[dtype],      isa.direct_bytes[dtype], isa.direct[dtype]};
   const PairLoops& of = plan.pairs ? isa.pairs : singles;
   switch (plan.loop) {
     case ConvLoop::kScatter:

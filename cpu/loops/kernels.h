@@ -46,18 +46,12 @@ int64_t CountNonZeros(const void* x, int64_t runs, int64_t step) {
 #define JSC_PER_DTYPE(function) \
   {&JSC_ISA::function<float>, &JSC_ISA::function<BFloat16>, &JSC_ISA::function<Float16>, &JSC_ISA::function<double>}
 #if defined(__AVX512F__)
-#define JSC_PAIR_LOOPS                  \
-  {&JSC_ISA::PixelBytes<BFloat16Pair>,  \
-   &JSC_ISA::RunPixels<BFloat16Pair>,   \
-   &JSC_ISA::PhaseBytes<BFloat16Pair>,  \
-   &JSC_ISA::RunPhases<BFloat16Pair>,   \
-   &JSC_ISA::DirectBytes<BFloat16Pair>, \
-   &JSC_ISA::RunDirect<BFloat16Pair>,   \
-   &JSC_ISA::RunScaledPairs}
+#define JSC_PAIR_LOOPS                                                                                          \
+  {&JSC_ISA::PixelBytes<BFloat16Pair>, &JSC_ISA::RunPixels<BFloat16Pair>,   &JSC_ISA::PhaseBytes<BFloat16Pair>, \
+   &JSC_ISA::RunPhases<BFloat16Pair>,  &JSC_ISA::DirectBytes<BFloat16Pair>, &JSC_ISA::RunDirect<BFloat16Pair>}, \
+      &JSC_ISA::RunScaledPairs
 #else
-#define JSC_PAIR_LOOPS \
-  {                    \
-  }
+#define JSC_PAIR_LOOPS {}, nullptr
 #endif
 #define JSC_ISA_TABLE(name)                 \
   {name,                                    \

@@ -9,8 +9,8 @@ namespace jsc {
 
 // Maps are [pixels, channels] and of one dtype; what a pass does not have is null. The result of an affine call, and
 // its cotangent, may be columns of a map that has more channels: pixels lie `pixel_stride` elements apart there. So may
-// its x where it has no residual, by `x_stride`. It may also have sums of 2x2 pixels of x, whose images then have an
-// even number of rows, and of `columns`; else that is 0.
+// its x where it has no residual, by `x_stride`, which no other pass reads. It may also have sums of 2x2 pixels of x,
+// whose images then have an even number of rows, and of `columns`; else that is 0.
 struct ChannelsCall {
   int64_t pixels, channels, x_stride, pixel_stride, columns;
   bool relu;

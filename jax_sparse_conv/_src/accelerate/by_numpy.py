@@ -119,11 +119,13 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "copy": np.asarray,
     "div": np.divide,
     "exp": np.exp,
+    "is_finite": np.isfinite,
     "max": np.maximum,
     "min": np.minimum,
     "mul": np.multiply,
     "neg": np.negative,
     "rsqrt": lambda x: 1 / np.sqrt(x),
+    "select_n": lambda which, *cases: np.choose(np.asarray(which, np.int32), cases),
     "sqrt": np.sqrt,
     "stop_gradient": np.asarray,
     "sub": np.subtract,
@@ -135,6 +137,9 @@ _WITH_PARAMETERS: dict[str, Callable[..., Any]] = {
     "integer_pow": lambda params, x: np.power(x, params["y"]),
     "pad": _pad,
     "reshape": _reshape,
+    "slice": lambda params, x: x[
+        tuple(map(slice, params["start_indices"], params["limit_indices"], params["strides"] or (None,) * x.ndim))
+    ],
     "squeeze": lambda params, x: np.squeeze(x, params["dimensions"]),
     "transpose": lambda params, x: np.transpose(x, params["permutation"]),
 }

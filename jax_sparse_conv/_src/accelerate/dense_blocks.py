@@ -291,11 +291,11 @@ class _Search:
         if block.transition is not None:
             scaled, conv = block.transition
             transition = DenseTransition(*self._affine(scaled, dtype), self._values[conv.inputs[1]][0].astype(dtype))
-        if all(map(self._values.is_fixed, self._read_by(block))):
-            packed = pack_dense_block(layers, transition)
-            if devices.default_platform() == "cpu":
-                packed = for_cpu(packed, x.dtype)
+        if devices.default_platform() == "cpu":
+            packed = for_cpu(pack_dense_block(layers, transition), block.dtype)
             return dense_blocks.dense_block(x, packed, precision=precision).astype(given.dtype)
+        if all(map(self._values.is_fixed, self._read_by(block))):
+            return dense_blocks.dense_block(x, pack_dense_block(layers, transition), precision=precision)
         return dense_blocks.dense_block(x, layers, transition=transition, precision=precision)
 
     def _parameters(self, layer: _Layer, dtype: Any) -> DenseBlockLayer:

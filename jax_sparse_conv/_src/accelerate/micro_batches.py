@@ -167,10 +167,12 @@ class _Program:
             has_layer |= _is_layer(each)
             maps = [number for number in {*each.inputs, *each.outputs} if number in self._axes]
             sizes = {number: equations.bytes_of(self._types[number]) for number in maps}
-            written = [*sizes.values(), *_bytes_inside(each)]
+            inside = _bytes_inside(each)
+            written = [*sizes.values(), *inside]
             saved += sum(size for size in written if size > of["bytes, cached"]) / of["bytes a microsecond"]
             # Of a kernel and its packed copy one is read.
-            weights = [n for n in each.inputs if n in self._types and n not in self._axes]
+            is_apart = each.equation.primitive is dense_blocks.dense_block_p and not inside  # its layers are not known
+            weights = [n for n in each.inputs if n in self._types and n not in self._axes and not is_apart]
             read = max((equations.bytes_of(self._types[n]) for n in weights), default=0)
             call = of["call"] if each.equation.primitive is primitives.conv_p else 0.0
             saved -= (rounds - 1) * (read / of["bytes a microsecond"] + call)
@@ -254,7 +256,7 @@ def _is_layer(each: Equation) -> bool:
 
 
 def _bytes_inside(each: Equation) -> list[int]:
-    """Of the maps that a dense block has beside its result."""
+    """Of the maps that a CPU's dense block has beside its result. Each counts once, whatever its layers read again."""
     if each.equation.primitive is not dense_blocks.dense_block_p:
         return []
     maps = dense_blocks.maps_on_cpu(

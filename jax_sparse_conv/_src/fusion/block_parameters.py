@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax import export, lax
+from jax import export
 
 from jax_sparse_conv._src.fusion import one_array
 from jax_sparse_conv._src.primitive import packing
 
 _KERNEL_AXES = 4
-_WIDE = ("scale", "shift")  # float32 where kernels are pairs of bfloat16
+_WIDE = ("scale", "shift")  # two rows of bfloat16 where kernels are pairs, whose sum has float32's first 16 digits
 
 
 class DenseBlockLayer(NamedTuple):
@@ -68,7 +68,7 @@ class BlockSizes(NamedTuple):
       growth: G of every layer.
       out_channels: K of the transition, None without one.
       is_for_cpu: whether kernels lie as those of `pack` do, [1, blocks, C, kh * kw, block].
-      has_pairs: whether they are of pairs of bfloat16. Scales and shifts are float32 then, each in the place of two.
+      has_pairs: whether they are of pairs of bfloat16. Scales and shifts are two rows then, [2 * C], to be added.
     """
 
     channels: int
@@ -118,7 +118,7 @@ class BlockSizes(NamedTuple):
         return parts_of([jax.ShapeDtypeStruct(shape, dtype) for shape in self.shapes()])
 
     def slices(self, values: jax.Array) -> Parts:
-        """The layers and the transition, each parameter a slice of one array."""
+        """The layers and the transition, each parameter a slice of one array; of pairs, scales and shifts float32."""
         found = one_array.slices(values, tuple(self.stored()))
         if self.is_for_cpu:
             each = zip(self._names(), found, self.shapes(), strict=True)
@@ -228,16 +228,19 @@ def _for_cpu(name: str, array: jax.Array, dtype: Any) -> jax.Array:
     if array.ndim == _KERNEL_AXES:
         return packing.reordered(array.astype(dtype), 1)
     if name in _WIDE and dtype == jnp.bfloat16:
-        return lax.bitcast_convert_type(array.astype(jnp.float32), dtype).ravel()
+        wide, high = array.astype(jnp.float32), array.astype(dtype)
+        rest = jnp.where(jnp.isfinite(high), wide - high.astype(jnp.float32), 0)
+        return jnp.concatenate([high, rest.astype(dtype)])
     return array.astype(dtype)
 
 
 def _as_given(name: str, array: jax.Array, shape: tuple[int, ...], has_pairs: bool) -> jax.Array:
-    """One parameter of what `for_cpu` made, as it was."""
+    """One parameter of what `for_cpu` made, as it was; a scale or shift of pairs in float32."""
     if len(shape) == _KERNEL_AXES:
         return packing.restored(array, shape)
     if name in _WIDE and has_pairs:
-        return lax.bitcast_convert_type(array.reshape(*shape, 2), jnp.float32).astype(array.dtype)
+        high, rest = array.astype(jnp.float32).reshape(2, *shape)
+        return high + rest
     return array
 
 

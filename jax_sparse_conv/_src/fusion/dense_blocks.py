@@ -182,8 +182,11 @@ def separate(
 
 
 def _scaled(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
-    """A batch norm and ReLU: x [N, H, W, C], scale and shift [C]."""
-    return jax.nn.relu(x * reference.for_channels_of(x, scale) + reference.for_channels_of(x, shift))
+    """A batch norm and ReLU: x [N, H, W, C], scale and shift [C], which may be wider than x."""
+    wide = x.astype(scale.dtype)
+    return jax.nn.relu(wide * reference.for_channels_of(wide, scale) + reference.for_channels_of(wide, shift)).astype(
+        x.dtype
+    )
 
 
 def _transition(x: jax.Array, transition: DenseTransition, **options: Any) -> jax.Array:
@@ -259,7 +262,8 @@ def _lower(
 def _repacked(x: jax.Array, values: jax.Array, *, precision: Any, must: bool, packed: BlockSizes) -> Any:
     """A block whose parameters are packed for a CPU, by what the other device has."""
     layers, transition = packed.slices(values)
-    parameters = [parameter for part in (*layers, *([] if transition is None else [transition])) for parameter in part]
+    parts = (*layers, *([] if transition is None else [transition]))
+    parameters = [parameter.astype(x.dtype) for part in parts for parameter in part]
     return dense_block_p.bind(x, *parameters, precision=precision, must=must, packed=None)
 
 
