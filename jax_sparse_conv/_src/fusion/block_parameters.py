@@ -228,8 +228,9 @@ def _for_cpu(name: str, array: jax.Array, dtype: Any) -> jax.Array:
     if array.ndim == _KERNEL_AXES:
         return packing.reordered(array.astype(dtype), 1)
     if name in _WIDE and dtype == jnp.bfloat16:
-        wide, high = array.astype(jnp.float32), array.astype(dtype)
-        rest = jnp.where(jnp.isfinite(high), wide - high.astype(jnp.float32), 0)
+        high = array.astype(dtype)
+        wide = high.astype(jnp.float32)
+        rest = jnp.where(jnp.isfinite(high), array.astype(jnp.float32) - wide, wide)  # of infinity, infinity
         return jnp.concatenate([high, rest.astype(dtype)])
     return array.astype(dtype)
 
