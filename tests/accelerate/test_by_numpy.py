@@ -30,6 +30,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "powers and joins": lambda k, s, _: [jnp.concatenate([s**3, jnp.exp(s), jnp.minimum(s, 0)])],
     "a derivative of its own": lambda k, *_: [jax.nn.relu(lax.stop_gradient(k))],
     "what NumPy has no function for": lambda k, s, _: [jnp.linalg.norm(k.reshape(-1, 6), axis=0), lax.erf(s), k @ k.mT],
+    "choices and slices": lambda k, s, n: [
+        jnp.where(jnp.isfinite(1 / n), s[0], k.mean()),
+        lax.select_n(n > 1, n, -n),
+        lax.select_n(s[0] > 0, k, -k),
+        lax.slice(k, (0, 1, 0, 2), (3, 3, 4, 6), (2, 1, 1, 3)),
+        k[1:, :, 2],
+    ],
     "as it is": lambda k, s, n: [k, s, n],
 }
 

@@ -96,9 +96,9 @@ class BlockSizes(NamedTuple):
         if not self.is_for_cpu:
             return shapes
         dtype = jnp.bfloat16 if self.has_pairs else jnp.float32
-        kernels = [packing.packed_shape(shape, 1, dtype) if len(shape) == _KERNEL_AXES else shape for shape in shapes]
-        wide = zip(self._names(), kernels, strict=True)
-        return [(2 * shape[0],) if self.has_pairs and name in _WIDE else shape for name, shape in wide]
+        packed = [packing.packed_shape(shape, 1, dtype) if len(shape) == _KERNEL_AXES else shape for shape in shapes]
+        named = zip(self._names(), packed, strict=True)
+        return [(2 * shape[0],) if self.has_pairs and name in _WIDE else shape for name, shape in named]
 
     def _names(self) -> list[str]:
         """What each parameter is called."""
