@@ -174,6 +174,54 @@ def test_views_of_what_is_computed_are_made_once() -> None:
     assert [equation.primitive.name for equation in parts.every.jaxpr.eqns] == ["reshape", "add", "add"]
 
 
+def pruned(w: Any, mask: jax.Array) -> jax.Array:
+    return jnp.where(mask, w, 0)
+
+
+def pruned_by_channels(w: Any, mask: jax.Array) -> jax.Array:
+    return jnp.where(mask[0, 0, 0], w, 0)
+
+
+def standardized(w: Any, _: jax.Array) -> jax.Array:
+    mean, variance = (jnp.broadcast_to(f(w, axis=(0, 1, 2)), w.shape) for f in (jnp.mean, jnp.var))
+    return (w - mean) / jnp.sqrt(jnp.maximum(variance * w[..., 0].size, 1e-4))
+
+
+def in_a_band(w: Any, _: jax.Array) -> jax.Array:
+    return w * (jnp.arange(w.shape[2])[:, None] <= jnp.arange(w.shape[3]))
+
+
+@pytest.mark.parametrize("kernel_of", [pruned, pruned_by_channels, standardized, in_a_band])
+def test_kernels_made_of_weights_and_constants_are_made_once(kernel_of: Any) -> None:
+    keys = jax.random.split(jax.random.key(2), 2)
+    w = {"kernel": jax.random.normal(keys[0], (3, 3, 3, 16)), "mask": jax.random.bernoulli(keys[1], 0.3, (3, 3, 3, 16))}
+
+    def run(w: Any, x: jax.Array) -> jax.Array:
+        kernel = kernel_of(w["kernel"], w["mask"])
+        return jax.nn.relu(jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=DIMENSIONS))
+
+    predict = jsc.jit_inference(run, w)
+    np.testing.assert_allclose(predict(X), run(w, X), rtol=1e-5, atol=1e-5)
+    (entry,) = predict._entries.values()
+    names = [equation.primitive.name for equation in entry.chained.every.jaxpr.eqns]
+    assert set(names) <= {"jsc_conv", "reshape", "broadcast_in_dim", "squeeze"}
+    assert "jsc_conv" in names
+
+
+def test_what_repeats_weights_is_computed_where_it_is_read() -> None:
+    """A bias over a map is not stored at the map's size, nor is what is computed of two; what is smaller again is."""
+
+    def run(bias: jax.Array, x: jax.Array) -> jax.Array:
+        over_map = jnp.broadcast_to(bias, (1, 4, 6, 64)) + jnp.broadcast_to(2 * bias, (1, 4, 6, 64))
+        return x * over_map + jnp.tanh(over_map).sum((1, 2))
+
+    parts = hoist.split(jax.make_jaxpr(run)(jnp.ones(64), jnp.ones((1, 4, 6, 64))), [True, False])
+    assert [aval.size for aval in parts.once.out_avals] == [64, 64, 64]
+    made = [equation.primitive.name for equation in parts.once.jaxpr.eqns]
+    assert "tanh" in made
+    assert "tanh" not in [equation.primitive.name for equation in parts.every.jaxpr.eqns]
+
+
 @pytest.mark.skipif(not _native.cpu_multiplies_pairs(), reason="this processor has no AVX512-BF16")
 def test_a_call_copies_no_packed_kernel() -> None:
     """XLA did where the axis of the window had one element and the kernel's last axes were made one."""

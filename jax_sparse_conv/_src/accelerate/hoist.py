@@ -1,14 +1,15 @@
 """What of a program depends on weights alone, as a program of its own that runs once.
 
-Batch norms folded into kernels, casts, packed copies and transposed matrices are so computed when weights are given,
-and not in every call.
+Batch norms folded into kernels, masks, casts, packed copies and transposed matrices are so computed when weights are
+given, and not in every call.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from jax.extend import core as jex_core
 from jax_sparse_conv._src.accelerate import equations
 from jax_sparse_conv._src.fusion.jaxprs import Equation
 
-_GROWTH = 2  # bytes of a result over those of its operands: what repeats elements stays in the program
+_GROWTH = 2  # bytes of a result over those of the weights in it: what repeats elements stays in the program
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,30 +61,40 @@ class _Parts:
 
     What only shows an argument in another shape belongs to the second part, so that it needs no copy. What is computed
     of it is shown once: of such a view XLA may make a copy in each call, where axes of one element are among its axes.
+    What repeats elements, or holds none of a weight, belongs to both parts, as far as they read it.
     """
 
     def __init__(self, closed: Any, arguments: Sequence[Any], fixed: Sequence[bool]) -> None:
         self.flat = equations.flattened(closed, arguments)
-        known = {number for number, each in zip(self.flat.arguments, fixed, strict=True) if each}
-        self.once: list[Equation] = []
+        held = {number: 0 for number, value in self.flat.known.items() if equations.is_scalar(value)}
+        given = itertools.compress(zip(self.flat.arguments, closed.in_avals, strict=True), fixed)
+        held |= {number: equations.bytes_of(aval) for number, aval in given}
+        crosses = {number for number, each in zip(self.flat.arguments, fixed, strict=True) if each}
+        movable: list[Equation] = []
         for equation in self.flat.equations:
-            if _is_of_weights(equation, known, self.flat.known):
-                known.update(equation.outputs)
-                self.once.append(equation)
+            if _is_movable(equation, held):
+                movable.append(equation)
+                read = sum(held[number] for number in set(equation.inputs))
+                sizes = [equations.bytes_of(variable.aval) for variable in equation.equation.outvars]
+                if is_small := 0 < sum(sizes) <= _GROWTH * read:
+                    crosses.update(equation.outputs)
+                held.update(zip(equation.outputs, sizes if is_small else itertools.repeat(read), strict=False))
         computed: set[int] = set()
-        for equation in self.once:
+        for equation in movable:
             if not is_view(equation.equation) or equation.inputs[0] in computed:
                 computed.update(equation.outputs)
-        shown = {number for equation in self.once for number in equation.outputs} - computed
-        moved = {id(equation) for equation in self.once}
+        shown = {number for equation in movable for number in equation.outputs} - computed
+        moved = {id(equation) for equation in movable}
         needed = set(self.flat.outputs)
         self.every: list[Equation] = []
         for equation in reversed(self.flat.equations):
-            is_read_view = not shown.isdisjoint(equation.outputs) and not needed.isdisjoint(equation.outputs)
-            if id(equation) not in moved or is_read_view:
+            is_computed = id(equation) in moved and crosses.issuperset(equation.outputs)
+            is_read = not needed.isdisjoint(equation.outputs)
+            if id(equation) not in moved or (is_read and not (is_computed and shown.isdisjoint(equation.outputs))):
                 self.every.insert(0, equation)
                 needed.update(equation.inputs)
-        self.crossing = sorted((needed & known) - shown)
+        self.crossing = sorted((needed & crosses) - shown)
+        self.once = equations.live(movable, self.crossing, lambda equation: equation.inputs)
 
     def evaluated(self, chosen: Sequence[Equation], given: dict[int, Any]) -> dict[int, Any]:
         """All values after these equations."""
@@ -110,14 +121,8 @@ def evaluate(closed: Any, *arguments: Any) -> list[Any]:
     return out
 
 
-def _is_of_weights(equation: Any, known: set[int], values: dict[int, Any]) -> bool:
-    """Whether weights alone decide an equation's results, which are not much larger than what it reads."""
-    traced = equation.equation
-    if traced.primitive.name.startswith("jsc_"):
+def _is_movable(equation: Equation, held: Container[int]) -> bool:
+    """Whether weights and constants alone decide an equation's results."""
+    if equation.equation.primitive.name.startswith("jsc_"):
         return False  # the report counts these calls
-    if not equations.may_move(traced) or not any(number in known for number in equation.inputs):
-        return False
-    if not all(number in known or equations.is_scalar(values.get(number)) for number in equation.inputs):
-        return False
-    read = sum(equations.bytes_of(variable.aval) for variable in traced.invars)
-    return sum(equations.bytes_of(variable.aval) for variable in traced.outvars) <= _GROWTH * read
+    return equations.may_move(equation.equation) and all(number in held for number in equation.inputs)

@@ -296,8 +296,8 @@ def jit_inference(
     """`jax.jit` of an accelerated function whose weights stay as they are.
 
     The function is rewritten as by `accelerate`. Everything that depends on the weights alone is computed once: batch
-    norms folded into kernels, casts, transposed and packed kernels. `update` takes new weights and computes it again.
-    On a GPU what a fused chain or a dense block reads of the weights lies in one array, so that a call has few
+    norms folded into kernels, masks, casts, transposed and packed kernels. `update` takes new weights and computes it
+    again. On a GPU what a fused chain or a dense block reads of the weights lies in one array, so that a call has few
     arguments. Of large arrays that it reads as they are there is no copy.
 
     Args:
