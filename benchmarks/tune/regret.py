@@ -1,7 +1,7 @@
 """What choices lose against the best that was measured, from raw times of `tune`; it needs no GPU.
 
-    python -m benchmarks regret benchmarks/results/h100/*.times.jsonl
-    python -m benchmarks regret benchmarks/results/h100/*.times.jsonl --json regret.json
+    python -m benchmarks regret benchmarks/results/h100/{tune,xla}.times.jsonl
+    python -m benchmarks regret benchmarks/results/h100/{tune,xla}.times.jsonl --json regret.json
 
 Four ways to choose: "tables" as on that GPU, "sibling" by the rows of other GPUs of the same build and else the models,
 "no row" as for a shape that no table has seen (near rows count), "models" without any table. Regret is a choice's time

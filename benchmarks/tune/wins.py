@@ -1,6 +1,6 @@
 """What each kernel alone wins, from raw times of `tune`; it needs no GPU.
 
-    python -m benchmarks wins benchmarks/results/h100/*.times.jsonl
+    python -m benchmarks wins benchmarks/results/h100/{tune,xla}.times.jsonl
 
 A kernel is a family and what it is compiled for, without how a call is cut. For each kind of products: in how many
 workloads it was timed, in how many it was the fastest, in how many of these by more than 3 % over the next kernel or
