@@ -222,7 +222,9 @@ def test_what_repeats_weights_is_computed_where_it_is_read() -> None:
     assert "tanh" not in [equation.primitive.name for equation in parts.every.jaxpr.eqns]
 
 
-@pytest.mark.skipif(not _native.cpu_multiplies_pairs(), reason="this processor has no AVX512-BF16")
+@pytest.mark.skipif(
+    jax.default_backend() != "cpu" or not _native.cpu_multiplies_pairs(), reason="this processor has no AVX512-BF16"
+)
 def test_a_call_copies_no_packed_kernel() -> None:
     """XLA did where the axis of the window had one element and the kernel's last axes were made one."""
     model = nnx.Conv(64, 256, (1, 1), dtype=jnp.bfloat16, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
