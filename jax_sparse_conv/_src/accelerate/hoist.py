@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax.extend import core as jex_core
 
 from jax_sparse_conv._src.accelerate import equations
-from jax_sparse_conv._src.fusion.jaxprs import Equation
+from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr
 
 _GROWTH = 2  # bytes of a result over those of the weights in it: what repeats elements stays in the program
 
@@ -66,34 +66,19 @@ class _Parts:
 
     def __init__(self, closed: Any, arguments: Sequence[Any], fixed: Sequence[bool]) -> None:
         self.flat = equations.flattened(closed, arguments)
-        held = {number: 0 for number, value in self.flat.known.items() if equations.is_scalar(value)}
         given = itertools.compress(zip(self.flat.arguments, closed.in_avals, strict=True), fixed)
-        held |= {number: equations.bytes_of(aval) for number, aval in given}
-        crosses = {number for number, each in zip(self.flat.arguments, fixed, strict=True) if each}
-        movable: list[Equation] = []
-        for equation in self.flat.equations:
-            if _is_movable(equation, held):
-                movable.append(equation)
-                read = sum(held[number] for number in set(equation.inputs))
-                sizes = [equations.bytes_of(variable.aval) for variable in equation.equation.outvars]
-                if is_small := 0 < sum(sizes) <= _GROWTH * read:
-                    crosses.update(equation.outputs)
-                held.update(zip(equation.outputs, sizes if is_small else itertools.repeat(read), strict=False))
-        computed: set[int] = set()
-        for equation in movable:
-            if not is_view(equation.equation) or equation.inputs[0] in computed:
-                computed.update(equation.outputs)
-        shown = {number for equation in movable for number in equation.outputs} - computed
+        movable, kept = _of_weights(self.flat, {number: equations.bytes_of(aval) for number, aval in given})
+        shown = _shown(movable)
         moved = {id(equation) for equation in movable}
         needed = set(self.flat.outputs)
         self.every: list[Equation] = []
         for equation in reversed(self.flat.equations):
-            is_computed = id(equation) in moved and crosses.issuperset(equation.outputs)
+            is_computed = id(equation) in moved and kept.issuperset(equation.outputs)
             is_read = not needed.isdisjoint(equation.outputs)
             if id(equation) not in moved or (is_read and not (is_computed and shown.isdisjoint(equation.outputs))):
                 self.every.insert(0, equation)
                 needed.update(equation.inputs)
-        self.crossing = sorted((needed & crosses) - shown)
+        self.crossing = sorted((needed & kept) - shown)
         self.once = equations.live(movable, self.crossing, lambda equation: equation.inputs)
 
     def evaluated(self, chosen: Sequence[Equation], given: dict[int, Any]) -> dict[int, Any]:
@@ -121,8 +106,32 @@ def evaluate(closed: Any, *arguments: Any) -> list[Any]:
     return out
 
 
-def _is_movable(equation: Equation, held: Container[int]) -> bool:
-    """Whether weights and constants alone decide an equation's results."""
-    if equation.equation.primitive.name.startswith("jsc_"):
-        return False  # the report counts these calls
-    return equations.may_move(equation.equation) and all(number in held for number in equation.inputs)
+def _of_weights(flat: FlatJaxpr, weights: dict[int, int]) -> tuple[list[Equation], set[int]]:
+    """The equations that weights and constants alone decide, and which values may be kept from call to call.
+
+    Of weights the bytes are given. A value is kept where it is not much larger than what is in it of weights.
+    """
+    held = {number: 0 for number, value in flat.known.items() if equations.is_scalar(value)} | weights
+    found, kept = [], set(weights)
+    for equation in flat.equations:
+        traced = equation.equation
+        if traced.primitive.name.startswith("jsc_"):
+            continue  # the report counts these calls
+        if not equations.may_move(traced) or not all(number in held for number in equation.inputs):
+            continue
+        found.append(equation)
+        read = sum(held[number] for number in set(equation.inputs))
+        sizes = [equations.bytes_of(variable.aval) for variable in traced.outvars]
+        if is_small := 0 < sum(sizes) <= _GROWTH * read:
+            kept.update(equation.outputs)
+        held.update(zip(equation.outputs, sizes if is_small else itertools.repeat(read), strict=False))
+    return found, kept
+
+
+def _shown(of_weights: Sequence[Equation]) -> set[int]:
+    """Results of equations that only show an argument in another shape."""
+    computed: set[int] = set()
+    for equation in of_weights:
+        if not is_view(equation.equation) or equation.inputs[0] in computed:
+            computed.update(equation.outputs)
+    return {number for equation in of_weights for number in equation.outputs} - computed
