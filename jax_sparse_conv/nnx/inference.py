@@ -46,8 +46,8 @@ class Inference(inference.Inference[P, R_co], Generic[P, R_co]):
         if parts.given != self._parts.given:
             raise ValueError(
                 f"the {type(model).__name__} has other layers, settings or parameters than the model that this was "
-                "made of (replace and eval change them, too); jax_sparse_conv.nnx.jit_inference(model) makes a "
-                "new one"
+                f"made of{parts.difference(self._parts)} (replace and eval change them, too); "
+                "jax_sparse_conv.nnx.jit_inference(model) makes a new one"
             )
         is_same, self._parts = parts.kind == self._parts.kind, parts
         if is_same:
@@ -100,6 +100,18 @@ class _Parts:
         """The model with these weights."""
         module: nnx.Module = nnx.merge(self.graph, jax.tree.unflatten(self.structure, weights))
         return module
+
+    def difference(self, other: _Parts) -> str:
+        """The first parameter that differs from another model's, as part of a sentence; "" where none does."""
+        old, new = (dict(zip(each.paths, map(jax.typeof, each.weights), strict=True)) for each in (other, self))
+        for path, aval in new.items():
+            if path not in old:
+                return f", such as {_name(path)}, which is new"
+            if (aval.shape, aval.dtype) != (old[path].shape, old[path].dtype):
+                was = f"{old[path].dtype}{list(old[path].shape)}"
+                return f": {_name(path)} is {aval.dtype}{list(aval.shape)}, not {was}"
+        gone = [path for path in old if path not in new]
+        return f", such as {_name(gone[0])}, which is gone" if gone else ""
 
     def written(self, weights: Sequence[Any], model: nnx.Module) -> list[str]:
         """Which of the weights are other values in the model now."""

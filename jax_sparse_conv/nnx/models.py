@@ -195,19 +195,23 @@ def set_implementation(
       dense: for `SparseLinear`.
 
     Raises:
-      ValueError: a name that the operation does not have.
+      ValueError: a name that the operation does not have, or a model without such layers.
       TypeError: a model that is not an nnx module.
     """
     check_module(model)
     layers.check_choice("conv", conv, (None, *SparseConv.implementations))
     layers.check_choice("conv_pool", conv_pool, (None, *SparseConvPool.implementations))
     layers.check_choice("dense", dense, (None, *SparseLinear.implementations))
-    for _, module in _modules(model):
+    found = [module for _, module in _modules(model) if isinstance(module, (SparseConv, SparseConvPool, SparseLinear))]
+    if not found:
+        kind = type(model).__name__
+        raise ValueError(f"the {kind} has no layer of this package; jax_sparse_conv.nnx.replace(model) puts some in")
+    for module in found:
         if isinstance(module, SparseConvPool):
             module.implementation = conv_pool
         elif isinstance(module, SparseConv):
             module.implementation = conv
-        elif isinstance(module, SparseLinear):
+        else:
             module.implementation = dense
 
 

@@ -190,3 +190,16 @@ def test_a_module_itself() -> None:
     predict = jsc.nnx.jit_inference(model)
     assert len(predict.report(X).rows) == 6
     np.testing.assert_allclose(predict(X), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("library", "made", "advice"),
+    [
+        ("flax.linen", lambda linen: linen.Conv(8, (3, 3)), r"Conv, .* jit_inference\(model.apply, variables\)"),
+        ("keras", lambda keras: keras.Sequential(), r"Sequential, .* model.stateless_call\(\*w, x\)"),
+    ],
+)
+def test_a_model_is_no_function_of_its_weights(library: str, made: Any, advice: str) -> None:
+    module = pytest.importorskip(library)
+    with pytest.raises(TypeError, match=rf"function is the {library} model {advice}"):
+        jsc.jit_inference(made(module), {})

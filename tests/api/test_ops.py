@@ -91,6 +91,8 @@ def test_dtypes_must_agree() -> None:
         jsc.conv(x, kernel.astype(jnp.bfloat16))
     with pytest.raises(TypeError, match=r"bias.dtype=float16 must equal x.dtype=float32"):
         jsc.conv(x, kernel, jnp.zeros(8, jnp.float16))
+    with pytest.raises(TypeError, match=r"must equal x.dtype=uint8; x.astype\('float32'\) makes x that"):
+        jsc.conv(x.astype(jnp.uint8), kernel)
 
 
 def test_conv_pool_and_dense_name_a_bad_argument() -> None:

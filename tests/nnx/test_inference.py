@@ -113,6 +113,11 @@ def test_update_takes_a_model_like_it_only(x: jax.Array) -> None:
     jsc.nnx.replace(other)
     with pytest.raises(ValueError, match="the Net has other layers, settings or parameters than the model"):
         predict.update(other)
+    wider = jit_inference(nnx.Conv(3, 4, (3, 3), rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=r"made of: bias is float32\[5\], not float32\[4\] \(replace"):
+        wider.update(nnx.Conv(3, 5, (3, 3), rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=r"made of, such as bias, which is gone \(replace"):
+        wider.update(nnx.Conv(3, 4, (3, 3), use_bias=False, rngs=nnx.Rngs(0)))
     with pytest.raises(TypeError, match=r"model is a dict, which is not an nnx\.Module"):
         predict.update({})  # type: ignore[arg-type]
 

@@ -121,6 +121,10 @@ def test_set_implementation() -> None:
     assert [layer.implementation for layer in model.layers] == [None, None, None]
     with pytest.raises(ValueError, match="conv='pecr' is not one of None, 'xla', 'ecr'"):
         set_implementation(model, conv="pecr")
+    with pytest.raises(
+        ValueError, match=r"the Conv has no layer of this package; jax_sparse_conv.nnx.replace\(model\)"
+    ):
+        set_implementation(nnx.Conv(3, 4, (3, 3), rngs=rngs), conv="ecr")
 
 
 def test_record_calls() -> None:

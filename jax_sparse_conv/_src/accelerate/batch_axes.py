@@ -17,14 +17,6 @@ from jax_sparse_conv._src.primitive import primitives
 Axes: TypeAlias = Sequence[int | None]
 """Of operands or results, the axis of images; None of what is the same for all of them."""
 
-# fmt: off
-_ELEMENTWISE = frozenset((
-    "abs", "add", "and", "cbrt", "ceil", "clamp", "convert_element_type", "copy", "cos", "div", "eq", "erf",
-    "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow", "is_finite", "le", "log", "log1p", "logistic",
-    "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pow", "reduce_precision", "rem", "round", "rsqrt",
-    "select_n", "sign", "sin", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh",
-))
-# fmt: on
 _REDUCTIONS = frozenset(
     ("argmax", "argmin", *(f"reduce_{name}" for name in ("and", "max", "min", "or", "prod", "sum")))
 )
@@ -215,7 +207,7 @@ def _dense_block(batch: Batch, equation: Any, axes: Axes) -> int | None:
 
 _Rule: TypeAlias = Callable[[Batch, Any, Axes], int | None]
 _RULES: dict[str, _Rule] = {
-    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(equations.ELEMENTWISE, _elementwise),
     **dict.fromkeys(_REDUCTIONS, _reduction),
     **dict.fromkeys(_WINDOWS, _window),
     "concatenate": _concatenate,

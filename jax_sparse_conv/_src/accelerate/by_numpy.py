@@ -16,6 +16,7 @@ import numpy as np
 from jax_sparse_conv._src.accelerate import equations
 
 _Array = np.ndarray[Any, Any]
+_CHOICES = 32  # of `np.choose`, and what chooses among them
 _DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint32", "bfloat16", "float16", "float32", "float64")
 
 
@@ -26,7 +27,7 @@ def evaluate(closed: Any, arguments: Sequence[jax.Array]) -> list[jax.Array]:
     given = [np.asarray(argument) for argument in arguments]
     flat = equations.flattened(closed, given)
     values = dict(flat.known)
-    with np.errstate(all="ignore"):  # as XLA
+    with np.errstate(all="ignore"), jax.debug_nans(False), jax.debug_infs(False):  # as inside of one program of XLA
         for equation in flat.equations:
             operands = [values[number] for number in equation.inputs]
             values.update(zip(equation.outputs, results(equation.equation, operands), strict=True))
@@ -75,14 +76,16 @@ def results(equation: Any, operands: Sequence[Any]) -> list[Any]:
 
 
 def _is_xlas(equation: Any) -> bool:
-    """Whether NumPy would have other results: it rounds integers down, and wraps what does not fit a type."""
+    """Whether NumPy has other results, or none: it rounds integers down, and wraps what does not fit a type."""
     dtypes = [getattr(variable.aval, "dtype", None) for variable in (*equation.invars, *equation.outvars)]
     if not all(str(dtype) in _DTYPES for dtype in dtypes):
         return True
-    is_exact = [not jnp.issubdtype(str(dtype), jnp.inexact) for dtype in dtypes]
-    if equation.primitive.name == "convert_element_type":
+    name, is_exact = equation.primitive.name, [not jnp.issubdtype(str(dtype), jnp.inexact) for dtype in dtypes]
+    if name == "convert_element_type":
         return is_exact[1] and not is_exact[0]
-    return is_exact[-1] and equation.primitive.name == "div"
+    if name == "select_n":
+        return len(equation.invars) > _CHOICES
+    return is_exact[-1] and name in ("div", "integer_pow")
 
 
 def _inner(closed: Any, operands: Sequence[Any]) -> list[Any]:

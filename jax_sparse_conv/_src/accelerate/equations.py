@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,16 @@ CALLS = {
     **dict.fromkeys(("closed_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
 }
 """What calls a jaxpr once: the parameter that holds it."""
+# fmt: off
+ELEMENTWISE = frozenset((
+    "abs", "add", "and", "cbrt", "ceil", "clamp", "convert_element_type", "copy", "cos", "div", "eq", "erf",
+    "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow", "is_finite", "le", "log", "log1p", "logistic",
+    "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pow", "reduce_precision", "rem", "round", "rsqrt",
+    "select_n", "sign", "sin", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh",
+))
+# fmt: on
+"""Names of primitives whose results have the shape of their operands, element by element."""
+_REPEATS = ELEMENTWISE | {"broadcast_in_dim", "iota", "reshape", "squeeze"}
 _OF_64_BITS = (np.float64, np.int64, np.uint64, np.complex128)
 # Where convolutions inside may be rewritten.
 _BODIES = {"scan": "jaxpr", "while": "body_jaxpr", "cond": "branches", **CALLS}
@@ -168,9 +178,31 @@ def _has_64_bits(jaxpr: Any) -> bool:
 
 def may_move(equation: Any) -> bool:
     """Whether an equation may be evaluated elsewhere: it has no effects and names no axis of a mesh or of `vmap`."""
+    if equation.primitive.name == "shard_map":  # the names are inside
+        return False
     names = (equation.params.get(key, ()) for key in ("axes", "axis_name"))
     flat = [name for each in names for name in (each if isinstance(each, (tuple, list)) else (each,))]
     return not equation.effects and all(isinstance(name, (int, np.integer)) for name in flat)
+
+
+def repeats(equation: Any) -> bool:
+    """Whether an equation makes an array of known sizes that is no smaller than its operands, such as a mask of one."""
+    return equation.primitive.name in _REPEATS and has_known_sizes(equation)
+
+
+def has_known_sizes(equation: Any) -> bool:
+    """Whether no operand and no result has a symbolic size."""
+    avals = (variable.aval for variable in (*equation.invars, *equation.outvars))
+    return all(isinstance(size, int) for aval in avals for size in getattr(aval, "shape", ()))
+
+
+def is_like(equation: Equation, numbers: Container[int]) -> bool:
+    """Whether an equation goes through one of these values element by element."""
+    traced = equation.equation
+    if traced.primitive.name not in ELEMENTWISE:
+        return False
+    operands = zip(equation.inputs, traced.invars, strict=True)
+    return any(number in numbers and each.aval.shape == traced.outvars[0].aval.shape for number, each in operands)
 
 
 def is_relu(equation: Any) -> bool:

@@ -7,18 +7,18 @@ given, and not in every call.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core as jex_core
 
 from jax_sparse_conv._src.accelerate import equations
 from jax_sparse_conv._src.fusion.jaxprs import Equation, FlatJaxpr
 
-_GROWTH = 2  # bytes of a result over those of the weights in it: what repeats elements stays in the program
+_GROWTH = 2  # bytes of a result over those of its operands: what repeats elements stays in the program
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,13 +61,13 @@ class _Parts:
 
     What only shows an argument in another shape belongs to the second part, so that it needs no copy. What is computed
     of it is shown once: of such a view XLA may make a copy in each call, where axes of one element are among its axes.
-    What repeats elements, or holds none of a weight, belongs to both parts, as far as they read it.
+    What repeats elements, or is made of constants, belongs to both parts, as far as they read it.
     """
 
     def __init__(self, closed: Any, arguments: Sequence[Any], fixed: Sequence[bool]) -> None:
         self.flat = equations.flattened(closed, arguments)
-        given = itertools.compress(zip(self.flat.arguments, closed.in_avals, strict=True), fixed)
-        movable, kept = _of_weights(self.flat, {number: equations.bytes_of(aval) for number, aval in given})
+        given = {number for number, each in zip(self.flat.arguments, fixed, strict=True) if each}
+        movable, kept = _of_weights(self.flat, given)
         shown = _shown(movable)
         moved = {id(equation) for equation in movable}
         needed = set(self.flat.outputs)
@@ -102,30 +102,40 @@ def is_view(equation: Any) -> bool:
 
 def evaluate(closed: Any, *arguments: Any) -> list[Any]:
     """The results of a closed jaxpr."""
-    out: list[Any] = jex_core.jaxpr_as_fun(closed)(*arguments)
-    return out
+    out = zip(jex_core.jaxpr_as_fun(closed)(*arguments), closed.out_avals, strict=True)
+    return [value if isinstance(value, jax.Array) else jnp.asarray(value, aval.dtype) for value, aval in out]
 
 
-def _of_weights(flat: FlatJaxpr, weights: dict[int, int]) -> tuple[list[Equation], set[int]]:
-    """The equations that weights and constants alone decide, and which values may be kept from call to call.
+def _of_weights(flat: FlatJaxpr, weights: set[int]) -> tuple[list[Equation], set[int]]:
+    """The equations that may go to the first part, and which values are kept from call to call.
 
-    Of weights the bytes are given. A value is kept where it is not much larger than what is in it of weights.
+    Kept is what weights alone decide and what is not much larger than they are; so is what goes through such a value
+    element by element, with constants or with what repeats weights.
     """
-    held = {number: 0 for number, value in flat.known.items() if equations.is_scalar(value)} | weights
     found, kept = [], set(weights)
+    repeated = {number for number, value in flat.known.items() if equations.is_scalar(value)}
+    numbers = set(repeated)
     for equation in flat.equations:
         traced = equation.equation
-        if traced.primitive.name.startswith("jsc_"):
-            continue  # the report counts these calls
-        if not equations.may_move(traced) or not all(number in held for number in equation.inputs):
+        is_known = all(number in kept or number in repeated for number in equation.inputs)
+        if traced.primitive.name.startswith("jsc_"):  # the report counts these calls
+            continue
+        if not is_known or not equations.may_move(traced) or not equations.has_known_sizes(traced):
+            continue
+        is_of_weights = not kept.isdisjoint(equation.inputs) and numbers.union(kept).issuperset(equation.inputs)
+        if (is_of_weights and _is_small(traced)) or equations.is_like(equation, kept):
+            kept.update(equation.outputs)
+        elif equations.repeats(traced):
+            repeated.update(equation.outputs)
+        else:
             continue
         found.append(equation)
-        read = sum(held[number] for number in set(equation.inputs))
-        sizes = [equations.bytes_of(variable.aval) for variable in traced.outvars]
-        if is_small := 0 < sum(sizes) <= _GROWTH * read:
-            kept.update(equation.outputs)
-        held.update(zip(equation.outputs, sizes if is_small else itertools.repeat(read), strict=False))
     return found, kept
+
+
+def _is_small(equation: Any) -> bool:
+    read = sum(equations.bytes_of(variable.aval) for variable in equation.invars)
+    return sum(equations.bytes_of(variable.aval) for variable in equation.outvars) <= _GROWTH * read
 
 
 def _shown(of_weights: Sequence[Equation]) -> set[int]:

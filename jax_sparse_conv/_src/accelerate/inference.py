@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
@@ -32,6 +33,12 @@ R_co = TypeVar("R_co", covariant=True)
 W = TypeVar("W")
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
+_MODELS = {
+    "flax.linen": ("Module", "variables: jit_inference(model.apply, variables)"),
+    "keras": ("Model", "weights: jit_inference(lambda w, x: model.stateless_call(*w, x)[0], (trainable, rest))"),
+}
+"""Of other frameworks by module, which must have been imported: their class, and what is to be given in its place."""
+_CALLBACK = "pure_callback"  # the text of a program does not say which function it calls
 
 
 def compiler_options() -> dict[str, Any]:
@@ -62,6 +69,7 @@ class _Entry:
       program: the function, rewritten.
       chained: its two parts with layers in chains, and batches in micro-batches where a CPU runs them faster.
       constants: of its trace.
+      settings: of JAX when it was traced, as `jax_internals.settings_of_values`.
       prepared: what was computed of the weights.
       jitted: of `prepared` and the arguments of a call.
     """
@@ -69,6 +77,7 @@ class _Entry:
     program: Program
     chained: Split
     constants: Sequence[Any]
+    settings: tuple[bool, bool]
     prepared: list[jax.Array]
     jitted: Any
 
@@ -131,7 +140,7 @@ class Inference(Generic[P, R_co]):
             for entry in self._entries.values():
                 shared = id(entry.prepared)
                 if shared not in made:
-                    made[shared] = self._prepared(entry.chained, entry.constants)
+                    made[shared] = self._prepared(entry.chained, entry.constants, entry.settings)
                 entry.prepared = made[shared]
 
     def _forget(self, weights: Any) -> None:
@@ -245,19 +254,20 @@ class Inference(Generic[P, R_co]):
 
         options = compiler_options()
         jitted = jax.jit(run, static_argnames=self._static_argnames or None, compiler_options=options or None)
-        return _Entry(program, chained, closed.consts, prepared, jitted)
+        return _Entry(program, chained, closed.consts, jax_internals.settings_of_values(), prepared, jitted)
 
     def _shared(self, chained: Split, constants: Sequence[Any]) -> list[jax.Array]:
         """What a program needs of the weights; the same arrays that another needs in the same way."""
-        text = str(chained.once)
-        for entry in self._entries.values():
+        text, settings = str(chained.once), jax_internals.settings_of_values()
+        for entry in () if _CALLBACK in text else self._entries.values():
             same_constants = [id(each) for each in entry.constants] == [id(each) for each in constants]
-            if same_constants and str(entry.chained.once) == text:
+            if same_constants and entry.settings == settings and str(entry.chained.once) == text:
                 return entry.prepared
-        return self._prepared(chained, constants)
+        return self._prepared(chained, constants, settings)
 
-    def _prepared(self, chained: Split, constants: Sequence[Any]) -> list[jax.Array]:
-        return transform.prepared(chained.once, [*constants, *(self._leaves[place] for place in self._places)])
+    def _prepared(self, chained: Split, constants: Sequence[Any], settings: tuple[bool, bool]) -> list[jax.Array]:
+        with jax.enable_x64(settings[0]):
+            return transform.prepared(chained.once, [*constants, *(self._leaves[place] for place in self._places)])
 
     def _run(
         self,
@@ -310,7 +320,8 @@ def jit_inference(
       An `Inference`, called with the arguments behind the weights. Each kind of arguments is compiled once.
 
     Raises:
-      TypeError: a function that cannot be called, an nnx module, or static_argnames that are no names.
+      TypeError: a function that cannot be called, an nnx module or another framework's, or static_argnames that are
+        no names.
       ValueError: a static_argnames that the function does not take; in a call, a function that alone reads and writes
         a reference, or in which alone `jax.enable_x64` is on.
     """
@@ -319,6 +330,11 @@ def jit_inference(
     if isinstance(function, nnx.Module):
         kind = type(function).__name__
         raise TypeError(f"function is the nnx module {kind}, which holds its weights: jsc.nnx.jit_inference takes it")
+    for library, (name, advice) in _MODELS.items():
+        if (found := getattr(sys.modules.get(library), name, None)) is not None and isinstance(function, found):
+            raise TypeError(
+                f"function is the {library} model {type(function).__name__}, not a function of its {advice}"
+            )
     return Inference(function, weights, static_argnames)
 
 

@@ -32,7 +32,7 @@ class Report:
         if self.reason is not None:
             return f"Nothing was rewritten: {self.reason}."
         if not self.rows:
-            return "Nothing was rewritten: there is no convolution."
+            return "Nothing was rewritten: there is no convolution, and no product of few rows with a matrix."
         cells = [COLUMNS, *(row.cells() for row in self.rows)]
         widths = [max(len(row[index]) for row in cells) for index in range(len(COLUMNS))]
         lines = [
@@ -57,6 +57,8 @@ class Report:
         rewritten = sum(row.reason is None for row in self.rows)
         chained = [row.chain for row in self.rows if row.chain is not None]
         text = f"{rewritten} of {len(self.rows)} layers are calls of jax_sparse_conv"
+        of_xla = sum(row.runs == "xla" for row in self.rows)
+        text += f", {of_xla} of which XLA runs" if of_xla else ""
         count = len(set(chained))
         return f"{text}, {len(chained)} of them in {count} chain{'s' if count > 1 else ''}" if chained else text
 

@@ -30,7 +30,8 @@ class Row:
       reason: why it was left as it is, None where it is a call of this package.
       joined: what became part of the call, in order, such as ("bias", "relu").
       call: which of the calls of the rewritten function it is, in order; None in the body of a loop or the like.
-      runs: what runs it on the default device, such as "ecr", "direct" or "xla"; "" before `report_of` says it.
+      runs: what runs it on the default device: an implementation, such as "ecr", "direct" or, of a product, "dense";
+        "xla" where XLA's operation is expected to be faster; "" before `report_of` says it.
       chain: the number of its fused chain, from 1 on, or None.
       block: the number of its dense block, from 1 on, which has no `call`; or None.
     """

@@ -39,7 +39,7 @@ class Values:
     def __init__(self, flat: FlatJaxpr, fixed: set[int]) -> None:
         self._values: dict[int, Any] = dict(flat.known)
         self._fixed = set(fixed)
-        self._constant: set[int] = set()  # made of numbers alone
+        self._constant: set[int] = set()  # arrays made of numbers alone, such as a mask or zeros
         self._readers = collections.Counter(number for each in flat.equations for number in each.inputs)
         self._readers.update(flat.outputs)
         self._types: dict[int, Any] = {}
@@ -67,9 +67,11 @@ class Values:
         traced, name = equation.equation, equation.equation.primitive.name
         self._types.update(zip(equation.inputs, (each.aval for each in traced.invars), strict=True))
         self._types.update(zip(equation.outputs, (each.aval for each in traced.outvars), strict=True))
-        if all(map(self.is_fixed, equation.inputs)) and equations.may_move(traced):
-            is_weight = any(map(self.is_weight, equation.inputs))
-            (self._fixed if is_weight else self._constant).update(equation.outputs)
+        if equations.may_move(traced):
+            if self._is_of_weights(equation):
+                self._fixed.update(equation.outputs)
+            elif equations.repeats(traced) and all(map(self._is_constant, equation.inputs)):
+                self._constant.update(equation.outputs)
         if name == "broadcast_in_dim" and len(equation.inputs) == 1:
             self._repeated[equation.outputs[0]] = equation.inputs[0], traced.params["broadcast_dimensions"]
         elif name in ("pvary", "pcast"):
@@ -105,7 +107,17 @@ class Values:
 
     def is_fixed(self, number: int) -> bool:
         """Whether a value is the same in every call."""
-        return self.is_weight(number) or number in self._constant or self.is_number(number)
+        return self.is_weight(number) or self.is_number(number)
+
+    def _is_constant(self, number: int) -> bool:
+        return number in self._constant or self.is_number(number)
+
+    def _is_of_weights(self, equation: Equation) -> bool:
+        """Whether weights alone decide an equation's results, or weights element by element with constants."""
+        if all(map(self.is_fixed, equation.inputs)):
+            return any(map(self.is_weight, equation.inputs))
+        is_known = all(self.is_weight(number) or self._is_constant(number) for number in equation.inputs)
+        return is_known and equations.is_like(equation, self._fixed)
 
     def is_map(self, number: int) -> bool:
         """Whether a value is a `Map`."""

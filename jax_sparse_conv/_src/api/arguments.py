@@ -96,7 +96,9 @@ class Operands(NamedTuple):
                 raise ValueError(f"{name}.shape={value.shape} must be {shape}")
         for name, value in zip(("kernel", "bias", "residual"), self[1:4], strict=True):
             if value is not None and value.dtype != self.x.dtype:
-                raise TypeError(f"{name}.dtype={value.dtype} must equal x.dtype={self.x.dtype}")
+                is_cast = jnp.issubdtype(value.dtype, jnp.floating) and not jnp.issubdtype(self.x.dtype, jnp.floating)
+                advice = f"; x.astype({str(value.dtype)!r}) makes x that" if is_cast else ""
+                raise TypeError(f"{name}.dtype={value.dtype} must equal x.dtype={self.x.dtype}{advice}")
 
 
 def _array(name: str, value: Any) -> jax.Array | CooStar | None:

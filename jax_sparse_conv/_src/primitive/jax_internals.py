@@ -66,6 +66,11 @@ def trace_context() -> Any:
     return config.trace_context()
 
 
+def settings_of_values() -> tuple[bool, bool]:
+    """What the text of a jaxpr does not say of its values: whether there are 64 bits, and how random bits are made."""
+    return bool(config.enable_x64.value), bool(config.threefry_partitionable.value)
+
+
 def is_tracing() -> bool:
     """Whether the call is inside of a transformation."""
     return not core.trace_state_clean()

@@ -133,11 +133,11 @@ def pack(kernel: jax.typing.ArrayLike | PackedKernel, *, feature_group_count: in
     front of a `lax.scan`.
 
     Only float32 kernels on one CPU get a copy: those of 1x1, 3x3 and, with AVX-512 or on aarch64, 5x5. So do bfloat16
-    ones of an even number of input channels where the CPU has AVX512-BF16; `implementation=None` reads those. Calls
-    with a stride of 1 read it, with AVX-512 those of 3x3 with strides of 2, and 1x1 calls with any strides and no
-    padding. For any other kernel or device the result holds the kernel alone, and runs as the kernel does. During
-    tracing the device is not known. A traced kernel gets a copy where `jax.default_device`, or else the first device,
-    is a CPU.
+    ones of an even number of input channels where the CPU has AVX512-BF16; `implementation=None` reads those. They have
+    16 output channels in a group or more. Calls with a stride of 1 read it, with AVX-512 those of 3x3 with strides of
+    2, and 1x1 calls with any strides and no padding. For any other kernel or device the result holds the kernel alone,
+    and runs as the kernel does. During tracing the device is not known. A traced kernel gets a copy where
+    `jax.default_device`, or else the first device, is a CPU.
 
     Args:
       kernel: [kh, kw, C / feature_group_count, K], or [C, K] of a dense layer, which is read as it lies. A packed one
