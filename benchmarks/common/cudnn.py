@@ -165,7 +165,8 @@ def _pointer(array: jax.Array) -> ctypes.c_void_p:
 
 def _loaded(name: str) -> Any:
     """A shared library that this process has loaded, else of the packages that JAX takes it from, else the system's."""
-    jax.devices()  # loads them
+    if jax.default_backend() != "gpu":  # which loads them; PyTorch brings its own without a GPU, too
+        raise ValueError("cuDNN's algorithms need a GPU, and JAX has none here")
     lines = _MAPS.read_text("utf-8").splitlines() if _MAPS.is_file() else []
     mapped = sorted({line.split()[-1] for line in lines if f"/{name}.so" in line})
     for path in (*mapped, *_of_packages(name), f"{name}.so"):
@@ -173,7 +174,7 @@ def _loaded(name: str) -> Any:
             return ctypes.CDLL(path)
         except OSError:
             continue
-    raise ValueError(f"cuDNN's algorithms need a GPU and {name}, which is not here")
+    raise ValueError(f"cuDNN's algorithms need {name}, which is not here")
 
 
 def _of_packages(name: str) -> list[str]:
