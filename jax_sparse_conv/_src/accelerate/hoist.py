@@ -114,7 +114,7 @@ def _of_weights(flat: FlatJaxpr, weights: set[int]) -> tuple[list[Equation], set
     """
     found, kept = [], set(weights)
     repeated = {number for number, value in flat.known.items() if equations.is_scalar(value)}
-    numbers = set(repeated)
+    scalars = set(repeated)
     for equation in flat.equations:
         traced = equation.equation
         is_known = all(number in kept or number in repeated for number in equation.inputs)
@@ -122,7 +122,7 @@ def _of_weights(flat: FlatJaxpr, weights: set[int]) -> tuple[list[Equation], set
             continue
         if not is_known or not equations.may_move(traced) or not equations.has_known_sizes(traced):
             continue
-        is_of_weights = not kept.isdisjoint(equation.inputs) and numbers.union(kept).issuperset(equation.inputs)
+        is_of_weights = not kept.isdisjoint(equation.inputs) and scalars.union(kept).issuperset(equation.inputs)
         if (is_of_weights and _is_small(traced)) or equations.is_like(equation, kept):
             kept.update(equation.outputs)
         elif equations.repeats(traced):
