@@ -94,7 +94,10 @@ DenseConvChoice ChooseKernel(const ConvArgs& a, int element_bytes, size_t worksp
     choice.wgmma = wgmma, choice.few_channels = {};
   }
   const GroupedPlan grouped = ChooseGroupedPlan(a, element_bytes, info);
-  if (grouped.tiles > 0 && is_faster(GroupedMicroseconds(grouped, a, element_bytes, in_chain, info))) {
+  // Beside mma the models of kernels alone say more: they were fitted to times, those of chains were not.
+  const bool as_alone = in_chain && choice.wgmma.out_channels == 0 && choice.mma.tile != MmaTile::kNone;
+  if (as_alone) choice.us = MmaMicroseconds(choice.mma, a, element_bytes, false, info);
+  if (grouped.tiles > 0 && is_faster(GroupedMicroseconds(grouped, a, element_bytes, in_chain && !as_alone, info))) {
     choice.grouped = grouped;
   }
   if (in_chain) return choice;
