@@ -62,9 +62,10 @@ struct LaunchAttributes {
 // In a chain: whether a kernel may start while the one in front runs. It may where each SM has room for its share of
 // the blocks of both kernels. It also may where no SM has room for more than its share of this kernel's blocks, which
 // then start where blocks in front leave. Otherwise the few free SMs would be given all blocks of the kernel while
-// others idle. For the same reason a block is given its share of half an SM's shared memory, whatever it needs.
+// others idle. For the same reason a block is given its share of half an SM's shared memory, whatever it needs; with
+// fills_sm its share of all of it, where several blocks come to an SM.
 template <auto kKernel>
-bool MayOverlap(cudaLaunchConfig_t* config, Footprint* in_front) {
+bool MayOverlap(cudaLaunchConfig_t* config, Footprint* in_front, bool fills_sm = false) {
   constexpr int64_t kRegisters = 65536, kThreads = 2048, kReserved = 1024;
   int ordinal = 0;
   if (in_front == nullptr || cudaGetDevice(&ordinal) != cudaSuccess) return false;
@@ -81,7 +82,7 @@ bool MayOverlap(cudaLaunchConfig_t* config, Footprint* in_front) {
   own.threads = config->blockDim.x;
   own.shared = static_cast<int64_t>(config->dynamicSmemBytes) + 2 * kReserved;  // the system's and the kernel's own
   own.registers = registers * own.threads;
-  const int64_t share = device.shared_memory_sm / 2 / on_one(own);
+  const int64_t share = device.shared_memory_sm / (fills_sm && on_one(own) > 1 ? 1 : 2) / on_one(own);
   if (config->dynamicSmemBytes > 0 && own.shared < share) {
     config->dynamicSmemBytes += static_cast<size_t>(share - own.shared);
     own.shared = share;

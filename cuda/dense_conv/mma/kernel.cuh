@@ -174,7 +174,7 @@ Error LaunchMma(const DeviceCall& call, const MmaPlan& plan, void* workspace, cu
   config.blockDim = dim3(U::kThreads);
   config.dynamicSmemBytes = U::template SharedBytes<T>(task.taps);
   config.stream = stream;
-  if (MayOverlap<kKernel>(&config, call.in_front)) task.gate.overlaps = true;
+  if (MayOverlap<kKernel>(&config, call.in_front, true)) task.gate.overlaps = true;
   LaunchAttributes attributes(plan.reduction == Reduction::kCluster ? plan.splits : 0, task.gate);
   config.attrs = attributes.list;
   config.numAttrs = attributes.count;
