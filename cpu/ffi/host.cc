@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "cpu/core/amx.h"
 #include "cpu/core/caches.h"
 #include "cpu/ffi/tasks.h"
 #include "cpu/plan/ceil_div.h"
@@ -43,7 +44,7 @@ std::atomic<const Isa*>& Current() {
 
 Machine ThisMachine(const Isa& isa, int64_t threads) {
   static const int64_t l1 = CacheBytesOfThread(1), l2 = CacheBytesOfThread(2);
-  return {l1, l2, isa.vector_bytes, threads, isa.many_registers, MultipliesPairs()};
+  return {l1, l2, isa.vector_bytes, threads, isa.many_registers, MultipliesPairs(), MultipliesPairs() && HasAmx()};
 }
 
 // That of a map that is scaled when it is read: of some channels of some pixels.
@@ -182,6 +183,8 @@ ffi::Error RunConvCall(Team& team, const ConvCall& call) {
       return RunTasks(team, machine.threads, plan.tasks, make, of.direct_bytes, of.direct);
     case ConvLoop::kPhases:
       return RunTasks(team, machine.threads, plan.tasks, make, of.phase_bytes, of.phases);
+    case ConvLoop::kAmx:
+      return RunTasks(team, machine.threads, plan.tasks, make, of.amx_bytes, machine.amx ? of.amx : of.emulated_amx);
     case ConvLoop::kWinograd:
       return RunTasks(team, machine.threads, plan.tasks, make, isa.winograd_bytes, isa.winograd);
     case ConvLoop::kPixels:

@@ -1,5 +1,5 @@
 // Room: the CPU's loops, everything that is compiled once per instruction set. An isa_<name>.cc defines JSC_ISA, the
-// namespace of its kernels, and includes this file. Loops: windows, scatter, pixels, phases, dense_conv, winograd,
+// namespace of its kernels, and includes this file. Loops: windows, scatter, pixels, phases, dense_conv, amx, winograd,
 // depthwise, matvec, coo, scaled_pairs, and those of cpu/training: kernel_gradient, point_gradient, max_pool, channels.
 // May change: a loop's tiling, while the order of its sums depends on neither tiles nor threads. Details:
 // docs/design/kernels/cpu.md. Tests: tests/primitive/test_kernels.py, tests/primitive/test_packing.py.
@@ -8,6 +8,7 @@
 
 #include "cpu/core/isa.h"
 #include "cpu/core/limits_kernel.h"
+#include "cpu/loops/amx_kernel.h"
 #include "cpu/loops/coo_kernel.h"
 #include "cpu/loops/dense_conv_kernel.h"
 #include "cpu/loops/depthwise_kernel.h"
@@ -46,9 +47,16 @@ int64_t CountNonZeros(const void* x, int64_t runs, int64_t step) {
 #define JSC_PER_DTYPE(function) \
   {&JSC_ISA::function<float>, &JSC_ISA::function<BFloat16>, &JSC_ISA::function<Float16>, &JSC_ISA::function<double>}
 #if defined(__AVX512F__)
-#define JSC_PAIR_LOOPS                                                                                          \
-  {&JSC_ISA::PixelBytes<BFloat16Pair>, &JSC_ISA::RunPixels<BFloat16Pair>,   &JSC_ISA::PhaseBytes<BFloat16Pair>, \
-   &JSC_ISA::RunPhases<BFloat16Pair>,  &JSC_ISA::DirectBytes<BFloat16Pair>, &JSC_ISA::RunDirect<BFloat16Pair>}, \
+#define JSC_PAIR_LOOPS                        \
+  {&JSC_ISA::PixelBytes<BFloat16Pair>,        \
+   &JSC_ISA::RunPixels<BFloat16Pair>,         \
+   &JSC_ISA::PhaseBytes<BFloat16Pair>,        \
+   &JSC_ISA::RunPhases<BFloat16Pair>,         \
+   &JSC_ISA::DirectBytes<BFloat16Pair>,       \
+   &JSC_ISA::RunDirect<BFloat16Pair>,         \
+   &JSC_ISA::AmxBytes,                        \
+   &JSC_ISA::RunAmx<JSC_ISA::AmxTiles>,       \
+   &JSC_ISA::RunAmx<JSC_ISA::EmulatedTiles>}, \
       &JSC_ISA::RunScaledPairs
 #else
 #define JSC_PAIR_LOOPS {}, nullptr

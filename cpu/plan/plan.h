@@ -27,13 +27,14 @@ struct Machine {
   int64_t vector_bytes;  // of the instruction set in use
   int64_t threads;
   bool many_registers;  // of the instruction set: 32 for vectors, not 16
-  bool pairs = false;   // it multiplies pairs of bfloat16
+  bool pairs = false;   // it multiplies pairs of bfloat16, ...
+  bool amx = false;     // ... and tiles of them
 };
 
 // Which kernel runs: loops/window_kernel.h, window by window, loops/scatter_kernel.h, channel by channel,
 // loops/pixel_kernel.h, pixel by pixel, loops/dense_conv_kernel.h, which skips nothing, or loops/phase_kernel.h, pixel
-// by pixel with strides of 2, or loops/winograd_kernel.h, which skips nothing either.
-enum class ConvLoop : int64_t { kWindows, kScatter, kPixels, kDirect, kPhases, kWinograd };
+// by pixel with strides of 2, or loops/winograd_kernel.h or loops/amx_kernel.h, which skip nothing either.
+enum class ConvLoop : int64_t { kWindows, kScatter, kPixels, kDirect, kPhases, kWinograd, kAmx };
 
 struct ConvPlan {
   ConvLoop loop;
@@ -89,6 +90,9 @@ ConvPlan MakePhasePlan(const ConvArgs& args, const Machine& machine, int64_t acc
 // 3x3, float32, that may be dense. Only where CanRunWinograd.
 bool CanRunWinograd(const ConvCall& call, const Machine& machine);
 ConvPlan MakeWinogradPlan(const ConvArgs& args, const Machine& machine);
+
+// Dense, of pairs (below).
+ConvPlan MakeAmxPlan(const ConvCall& call, const Machine& machine);
 
 // A bfloat16 call that may be dense, as one of half the channels: each is a pair of them (core/dtypes.h). Only where
 // CanRunPairs, and of an odd number of channels by the direct loop. A product of a pair is one of a zero and a

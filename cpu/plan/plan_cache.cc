@@ -37,6 +37,7 @@ PlanKey::PlanKey(const ConvCall& call, const Machine& machine, int64_t accumulat
                         accumulator_bytes,
                         static_cast<int64_t>(call.dtype),  // whose packed kernel is read, or is not
                         static_cast<int64_t>(machine.pairs),
+                        static_cast<int64_t>(machine.amx),
                         static_cast<int64_t>(call.packed != nullptr),
                         static_cast<int64_t>(call.kernel != nullptr),
                         static_cast<int64_t>(call.may_be_dense),

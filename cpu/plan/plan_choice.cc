@@ -23,6 +23,8 @@ ConvPlan PlanOf(ConvLoop loop, const ConvCall& call, const Machine& machine, int
       return MakePhasePlan(call.args, machine, accumulator_bytes, density, pairs);
     case ConvLoop::kWinograd:
       return MakeWinogradPlan(call.args, machine);
+    case ConvLoop::kAmx:
+      return MakeAmxPlan(call, machine);
     default:
       return MakePlan(call.args, machine, accumulator_bytes, density);
   }
@@ -35,6 +37,7 @@ bool CanRun(ConvLoop loop, const ConvCall& call, const Machine& machine, int64_t
     case ConvLoop::kPixels:
       return CanRunPixels(call.args, machine);
     case ConvLoop::kDirect:
+    case ConvLoop::kAmx:
       return call.may_be_dense;
     case ConvLoop::kPhases:
       return call.kernel != nullptr &&
@@ -58,7 +61,9 @@ constexpr Candidate kCandidates[] = {
     {"pixels", ConvLoop::kPixels, false},         {"direct", ConvLoop::kDirect, false},
     {"phases", ConvLoop::kPhases, false},         {"winograd", ConvLoop::kWinograd, false},
     {"pixels of pairs", ConvLoop::kPixels, true}, {"direct of pairs", ConvLoop::kDirect, true},
-    {"phases of pairs", ConvLoop::kPhases, true}};
+    {"phases of pairs", ConvLoop::kPhases, true}, {"amx of pairs", ConvLoop::kAmx, true}};
+
+bool IsDense(ConvLoop loop) { return loop == ConvLoop::kDirect || loop == ConvLoop::kAmx; }
 
 // A loop that takes the call, whatever others do. Calls with a packed kernel alone are of dense blocks, 1x1 or 3x3.
 const Candidate& LoopOfAny(const ConvCall& call) {
@@ -81,7 +86,7 @@ struct Calls {
   double density, density_of_pairs;
 
   bool CanRunOn(const Candidate& candidate, const Machine& machine, int64_t accumulator_bytes) const {
-    if (candidate.pairs && (!has_pairs || (pairs.lone_channel && candidate.loop != ConvLoop::kDirect))) return false;
+    if (candidate.pairs && (!has_pairs || (pairs.lone_channel && !IsDense(candidate.loop)))) return false;
     if (!candidate.pairs && single.kernel == nullptr && single.packed == nullptr) return false;
     return CanRun(candidate.loop, candidate.pairs ? pairs : single, machine, accumulator_bytes, candidate.pairs);
   }
@@ -148,6 +153,7 @@ ConvPlan ChoosePlan(const ConvCall& call, const Machine& machine, int64_t accumu
   Candidate best = LoopOfAny(call);
   ConvPlan plan = calls.PlanFor(best, typical, accumulator_bytes);
   for (const Candidate& other : kCandidates) {
+    if (other.loop == ConvLoop::kAmx && !machine.amx) continue;
     if (!calls.CanRunOn(other, machine, accumulator_bytes)) continue;
     const ConvPlan its = calls.PlanFor(other, typical, accumulator_bytes);
     if (its.cycles < plan.cycles) {

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
     PLATFORM != "cpu" or not _native.cpu_multiplies_pairs(), reason="this processor has no AVX512-BF16"
 )
 
-LOOPS = ("auto", "pixels of pairs", "direct of pairs", "phases of pairs")
+LOOPS = ("auto", "pixels of pairs", "direct of pairs", "phases of pairs", "amx of pairs")
 CASES = [case for case, name in cases.runs() if name in ("ecr", "pecr")]
 ODD = [
     Case("one channel", (2, 9, 8, 1), 20, kernel=(5, 5), bias=True),

@@ -1,0 +1,72 @@
+// How the dense convolution by AMX is cut into tasks, in the terms of plan/plan.h.
+#include <algorithm>
+
+#include "cpu/plan/amx_cut.h"
+#include "cpu/plan/plan_search.h"
+#include "model_constants.h"
+
+namespace jsc {
+namespace {
+
+// Cycles in the unit of plan/dense_conv_plan.cc: only their ratios matter. They are "cpu amx" of dispatch/model.json:
+//   kTile         of a product of two tiles, with its loads
+//   kPackWeights  of one vector of the kernel
+//   kPackPixels   of one vector of x
+//   kSums         of one vector of sums that is read and stored again
+//   kResult       of one vector of results
+//   kTask         of a task, whatever it does
+using namespace model::cpu_amx;
+using model::cpu_threads::kWake;
+
+constexpr int64_t kColumns = 16;  // output channels of a tile
+
+// Channels whose slice of the kernel leaves a fifth of L1 to pixels and sums, in whole tiles where there are that many.
+int64_t ChunkChannels(const ConvArgs& a, const Machine& machine, int64_t block) {
+  const int64_t taps = a.kernel_size[0] * a.kernel_size[1];
+  const int64_t fit = machine.l1_bytes * 4 / 5 / (4 * block) / std::max<int64_t>(1, taps);
+  return std::min(std::max(kAmxRows, fit / kAmxRows * kAmxRows), std::max<int64_t>(1, a.group_channels));
+}
+
+}  // namespace
+
+ConvPlan MakeAmxPlan(const ConvCall& call, const Machine& machine) {
+  const ConvArgs& a = call.args;
+  const int64_t out_channels = std::max<int64_t>(1, a.out_channels / a.groups);
+  ConvPlan p{};
+  p.loop = ConvLoop::kAmx;
+  p.vectors = out_channels > kColumns ? 2 : 1;
+  p.windows = kAmxRows;
+  p.block = p.vectors * kColumns;
+  p.chunk_taps = a.kernel_size[0];
+  p.chunk_channels = ChunkChannels(a, machine, p.block);
+  p.tile_cols = std::max<int64_t>(1, a.out_size[1]);
+  p.col_tiles = 1;
+  const int64_t rows = std::max<int64_t>(1, a.images / a.stacks * a.out_size[0]);
+  const int64_t blocks = CeilDiv(out_channels, p.block), chunks = CeilDiv(a.group_channels, p.chunk_channels);
+  const int64_t height = CeilDiv(a.conv_size[0], std::max<int64_t>(1, a.out_size[0]));  // of a row of results
+  const int64_t run = (a.dilation[1] == 1 ? a.kernel_size[1] : 1) * p.chunk_channels;
+  const double depth = static_cast<double>(a.kernel_size[0] * a.kernel_size[1] * a.group_channels);
+  const double steps = depth / static_cast<double>(PairsOfProduct(run));
+  const auto cycles = [&](const ConvPlan& cut) {
+    const AmxCut tiles(call, cut, a.conv_size[1]);
+    const int64_t conv_rows = cut.tile_rows * height;
+    const double count = static_cast<double>(tiles.TilesOf(conv_rows, std::max<int64_t>(1, a.conv_size[1])));
+    const double windows = count * static_cast<double>(tiles.tile_windows);
+    const double pixels = static_cast<double>((conv_rows * a.stride[0] + a.kernel_size[0] - 1) * a.size[1]);
+    const double products = count * steps * kTile + depth * kPackWeights;
+    const double results = windows * (kResult + kSums * static_cast<double>(chunks - 1));
+    const double vectors = static_cast<double>(cut.task_blocks * cut.vectors);
+    const double task = kTask + vectors * (products + results) +
+                        pixels * static_cast<double>(CeilDiv(a.group_channels, kColumns)) * kPackPixels;
+    const double rounds = static_cast<double>(CeilDiv(cut.tasks, machine.threads));
+    return machine.threads > 1 && cut.tasks > 1 ? rounds * task + kWake : rounds * task;
+  };
+  // Pixels of a chunk, and its sums, are to stay in L2.
+  const int64_t width = std::max<int64_t>(1, a.conv_size[1]);
+  const int64_t row_bytes =
+      4 * width * height * (a.stride[0] * a.stride[1] * p.chunk_channels + (chunks > 1 ? out_channels : p.block));
+  const int64_t most = std::clamp<int64_t>(machine.l2_bytes * 6 / 10 / std::max<int64_t>(1, row_bytes), 1, rows);
+  return SearchTasks(p, {rows, blocks, a.stacks * a.groups, CeilDiv(rows, most)}, machine.threads, cycles);
+}
+
+}  // namespace jsc
