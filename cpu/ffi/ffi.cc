@@ -43,6 +43,7 @@ NB_MODULE(_cpu, m) {
       "Why a dense block of x [images, height, width, channels] cannot be one call, or nothing.");
   m.def("multiplies_pairs", &jsc::MultipliesPairs,
         "Whether the processor multiplies pairs of bfloat16, and it is used.");
+  m.def("multiplies_tiles", &jsc::MultipliesTiles, "Whether it multiplies tiles of them, by AMX.");
   m.def("isas", &jsc::AvailableIsas, "The instruction sets this machine can run, best first.");
   m.def("cache_bytes", &jsc::CacheBytesOfThread, nanobind::arg("level"),
         "Bytes of L1 or L2 that plans take for a thread's.");

@@ -128,6 +128,8 @@ bool MultipliesPairs() {
 #endif
 }
 
+bool MultipliesTiles() { return MultipliesPairs() && HasAmx(); }
+
 std::vector<std::string> AvailableIsas() {
   std::vector<std::string> names;
   for (const Isa* isa : Available()) names.push_back(isa->name);
@@ -184,7 +186,9 @@ ffi::Error RunConvCall(Team& team, const ConvCall& call) {
     case ConvLoop::kPhases:
       return RunTasks(team, machine.threads, plan.tasks, make, of.phase_bytes, of.phases);
     case ConvLoop::kAmx:
-      return RunTasks(team, machine.threads, plan.tasks, make, of.amx_bytes, machine.amx ? of.amx : of.emulated_amx);
+      return RunTasks(team, machine.threads, plan.tasks, make, of.amx_bytes, of.amx);
+    case ConvLoop::kEmulatedAmx:
+      return RunTasks(team, machine.threads, plan.tasks, make, of.amx_bytes, of.emulated_amx);
     case ConvLoop::kWinograd:
       return RunTasks(team, machine.threads, plan.tasks, make, isa.winograd_bytes, isa.winograd);
     case ConvLoop::kPixels:

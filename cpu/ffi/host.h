@@ -20,6 +20,9 @@ const Isa& CurrentIsa();
 // Whether loops of pairs of bfloat16 (core/isa.h) can run in it on this processor.
 bool MultipliesPairs();
 
+// Whether AMX multiplies tiles of them.
+bool MultipliesTiles();
+
 // Names of the instruction sets of this build that the processor has, best first.
 std::vector<std::string> AvailableIsas();
 

@@ -6,10 +6,12 @@
 // through
 //   the rows of the patch, its padding included, where the window moves by a pixel: those that begin in the padding are
 //   computed and not used. With strides each row of windows has tiles of its own. 1x1 windows need no padding: they are
-//   read in x, or one behind the other. Weights are packed as for loops/window_kernel.h, in blocks of two tiles.
+//   read in x, or one behind the other. A packed 3x3 kernel is read as it lies, others are packed as for
+//   loops/window_kernel.h, in blocks of two tiles.
 // Why this tiling: two tiles of windows times two of output channels are four sums for four loads, so that loads from
 // L1
-//   take half of the time of products. A chunk's weights of a block stay in L1 while all windows pass.
+//   take half of the time of products. A chunk's weights of a block stay in L1 while all windows pass. Each step asks
+//   for some of the next weights.
 // Pairs of a product: the largest divisor of a run of products that a tile has room for, so that no row needs padding.
 // Order of each sum: by pairs, then chunks, whatever tiles and threads there are.
 // Bound by: products on wide layers; packing weights where there are few windows; writing results where there are few
@@ -65,6 +67,11 @@ struct AmxTask {
       tiles += cut.TilesOf(rows, tile.conv_cols.size());
       place_rows += cut.PlaceRowsOf(rows, tile.conv_cols.size());
     }
+    // A 1x1 kernel's rows are far apart, in few sets of L1: read more than twice, they had better be packed.
+    const bool may_read = task.call->packed != nullptr && PackedBlock(a, true) % task.plan->block == 0;
+    reads_packed =
+        may_read && a.group_channels % kTileRows == 0 && (a.kernel_size[0] == 3 || tiles <= 2 * kTilesTogether);
+    run = reads_packed ? 1 : RunTaps(a);
   }
 
   // Of windows that are numbered together: all, or those of an image.
@@ -74,7 +81,8 @@ struct AmxTask {
   Tile tile;
   Patch patch;
   AmxCut cut;
-  bool merged, in_place;
+  bool merged, in_place, reads_packed;
+  int64_t run;  // taps whose products are one run
   int64_t tiles = 0, place_rows = 0;
 };
 
@@ -132,7 +140,7 @@ inline void LocateTiles(const AmxTask& of, AmxBuffers& buffers) {
     place_row += of.cut.PlaceRowsOf(rows, columns);
     windows += rows * columns;
   }
-  const int64_t run = RunTaps(a), runs = a.kernel_size[1] / run;
+  const int64_t run = of.run, runs = a.kernel_size[1] / run;
   for (int64_t ky = 0; ky < a.kernel_size[0]; ++ky) {
     for (int64_t kx = 0; kx < runs; ++kx) {
       buffers.taps[ky * runs + kx] = ky * a.dilation[0] * of.patch.columns + kx * a.dilation[1];
@@ -157,12 +165,29 @@ inline void LocateTiles(const AmxTask& of, AmxBuffers& buffers) {
   }
 }
 
+// Rows of the next weights, some of which each step asks for.
+struct NextRows {
+  const char* row = nullptr;
+  int64_t bytes = 0;  // from one row to the next
+  int64_t rows = 0;   // still to fetch
+  int64_t each = 0;   // in a step
+
+  [[gnu::always_inline]] void Fetch() {
+    for (int64_t i = Min(each, rows); i > 0; --i, --rows, row += bytes) {
+      __builtin_prefetch(row, 0, 2);
+      __builtin_prefetch(row + 64, 0, 2);
+    }
+  }
+};
+
 // A chunk's products of one block.
 struct AmxWork {
-  const BFloat16Pair* weights;  // [runs * steps * pairs, block]
+  const BFloat16Pair* weights;  // of the first product
   int64_t runs, steps, pairs;   // products of a run: steps * pairs
-  int64_t block;
-  bool first;  // of the chunks: sums are new
+  int64_t block;                // of sums
+  int64_t row, run, step;       // from the weights of a product, a run and a step to the next ones
+  bool first;                   // of the chunks: sums are new
+  NextRows* next;
 };
 
 // Where a tile of windows is read: its first pixel, bytes from one row to the next, and elements from pixel to pixel.
@@ -187,12 +212,15 @@ template <class Tiles, int kRows, int kColumns>
     if constexpr (kRows == 2) tiles.template Load<2>(old[1], sum_bytes);
     if constexpr (kRows == 2 && kColumns == 2) tiles.template Load<3>(columns_of(old[1]), sum_bytes);
   }
-  const int64_t row_bytes = work.block * static_cast<int64_t>(sizeof(BFloat16Pair));
-  const BFloat16Pair* weights = work.weights;
-  for (int64_t run = 0; run < work.runs; ++run) {
+  const int64_t row_bytes = work.row * static_cast<int64_t>(sizeof(BFloat16Pair));
+  const BFloat16Pair* run_weights = work.weights;
+  NextRows next = *work.next;
+  for (int64_t run = 0; run < work.runs; ++run, run_weights += work.run) {
+    const BFloat16Pair* weights = run_weights;
     const BFloat16Pair* one = at[0].pixels + taps[run] * at[0].pitch;
     const BFloat16Pair* other = kRows == 2 ? at[1].pixels + taps[run] * at[1].pitch : nullptr;
     for (int64_t step = 0; step < work.steps; ++step) {
+      next.Fetch();
       tiles.template Load<6>(weights, row_bytes);
       tiles.template Load<4>(one, at[0].stride);
       tiles.template MultiplyAdd<0, 4, 6>();
@@ -207,9 +235,10 @@ template <class Tiles, int kRows, int kColumns>
         other += work.pairs;
       }
       one += work.pairs;
-      weights += work.pairs * work.block;
+      weights += work.step;
     }
   }
+  *work.next = next;
   tiles.template Store<0>(target[0], sum_bytes);
   if constexpr (kColumns == 2) tiles.template Store<1>(columns_of(target[0]), sum_bytes);
   if constexpr (kRows == 2) tiles.template Store<2>(target[1], sum_bytes);
@@ -251,7 +280,7 @@ inline void StoreBoth(BFloat16* target, Vector<float> low, Vector<float> high) {
       if (residual != nullptr) {
         for (int v = 0; v < 2; ++v) value[v] += Load(residual + result * a.out_channels + v * kLanes<float>);
       }
-      for (int v = 0; v < 2; ++v) value[v] = value[v] <= least ? least : value[v];
+      for (int v = 0; v < 2; ++v) value[v] = _mm512_max_ps(least, value[v]);  // NaN stays NaN
       StoreBoth(out + result * task.call->out_stride, value[0], value[1]);
       continue;
     }
@@ -302,6 +331,25 @@ inline void CopyLastTile(const AmxTask& of, const Chunk& chunk, AmxBuffers& buff
   }
 }
 
+// Rows of the packed kernel that follow those of this chunk and block.
+inline NextRows NextRowsOf(const AmxTask& of, Chunk chunk, int64_t block, const AmxWork& work) {
+  const ConvTask& task = of.task;
+  const ConvArgs& a = task.call->args;
+  const int64_t whole = PackedBlock(a, true);
+  if (task.call->packed == nullptr || whole % task.plan->block != 0 || of.tiles == 0) return {};
+  if (++block == task.block_end) {
+    block = task.block_begin;
+    chunk.channel_begin += chunk.channels;
+    chunk.channels = Min(chunk.channels, a.group_channels - chunk.channel_begin);
+    if (chunk.channels <= 0) return {};
+  }
+  const int64_t rows = chunk.channels * a.kernel_size[0] * a.kernel_size[1];
+  const int64_t steps = CeilDiv(of.tiles, kTilesTogether) * work.runs * work.steps;
+  const Weights<BFloat16Pair> weights = WeightsOf<BFloat16Pair>(task, chunk, block);
+  return {reinterpret_cast<const char*>(weights.first[0]), whole * static_cast<int64_t>(sizeof(BFloat16Pair)), rows,
+          CeilDiv(rows, steps)};
+}
+
 inline int64_t AmxBytes(const ConvTask& task) { return TakeAmxBuffers(AmxTask(task), nullptr).bytes; }
 
 template <class Tiles>
@@ -315,7 +363,7 @@ void RunAmx(const ConvTask& task, char* scratch) {
   LocateTiles(of, buffers);
   Tile tile = of.tile;
   tile.sum_cols = of.cut.columns;
-  const int64_t taps = a.kernel_size[0] * a.kernel_size[1], run = RunTaps(a), out_channels = a.out_channels / a.groups;
+  const int64_t taps = a.kernel_size[0] * a.kernel_size[1], run = of.run, out_channels = a.out_channels / a.groups;
   const bool is_pooled = a.pool != Pool::kNone, is_chunked = p.chunk_channels < a.group_channels;
   Tiles tiles;
   for (int64_t channel = 0; channel < a.group_channels; channel += p.chunk_channels) {
@@ -333,9 +381,21 @@ void RunAmx(const ConvTask& task, char* scratch) {
       PackPixels<T>(task, of.tile, chunk, of.patch, buffers.images, buffers.pixels);
     }
     pixels.stride = pixels.pitch * (of.cut.is_point ? 1 : a.stride[1]) * static_cast<int64_t>(sizeof(T));
-    const AmxWork work = {buffers.packed, taps / run, run * chunk.channels / pairs, pairs, p.block, channel == 0};
+    NextRows next;
+    AmxWork work = {buffers.packed, taps / run, run * chunk.channels / pairs,   pairs,
+                    p.block,        p.block,    run * chunk.channels * p.block, pairs * p.block,
+                    channel == 0,   &next};
     for (int64_t block = task.block_begin; block < task.block_end; ++block) {
-      PackBlock<T>(task, chunk, block, buffers.packed);
+      if (of.reads_packed) {
+        const Weights<T> weights = WeightsOf<T>(task, chunk, block);
+        work.weights = weights.first[0];
+        work.row = weights.channel_stride;
+        work.run = weights.tap_stride;
+        work.step = pairs * weights.channel_stride;
+      } else {
+        PackBlock<T>(task, chunk, block, buffers.packed);
+      }
+      next = NextRowsOf(of, chunk, block, work);
       float* sums = buffers.sums + (is_chunked ? (block - task.block_begin) * buffers.places * p.block : 0);
       const ChannelRange range = {task.group * out_channels + block * p.block,
                                   Min(p.block, out_channels - block * p.block)};

@@ -20,20 +20,22 @@ using model::cpu_threads::kWake;
 
 constexpr int64_t kColumns = 16;  // output channels of a tile
 
-// Channels whose slice of the kernel leaves a fifth of L1 to pixels and sums, in whole tiles where there are that many.
+// All channels if their slice of the kernel fits L1 beside pixels and sums, else those of half of it: cores share L1
+// with other threads, and then the slice of the next chunk is on its way.
 int64_t ChunkChannels(const ConvArgs& a, const Machine& machine, int64_t block) {
-  const int64_t taps = a.kernel_size[0] * a.kernel_size[1];
-  const int64_t fit = machine.l1_bytes * 4 / 5 / (4 * block) / std::max<int64_t>(1, taps);
-  return std::min(std::max(kAmxRows, fit / kAmxRows * kAmxRows), std::max<int64_t>(1, a.group_channels));
+  const int64_t taps = std::max<int64_t>(1, a.kernel_size[0] * a.kernel_size[1]);
+  const int64_t most = machine.l1_bytes / (4 * block) / taps, channels = std::max<int64_t>(1, a.group_channels);
+  if (channels <= most * 4 / 5) return channels;
+  return std::min(std::max(kAmxRows, most / 2 / kAmxRows * kAmxRows), channels);
 }
 
 }  // namespace
 
-ConvPlan MakeAmxPlan(const ConvCall& call, const Machine& machine) {
+ConvPlan MakeAmxPlan(const ConvCall& call, const Machine& machine, ConvLoop loop) {
   const ConvArgs& a = call.args;
   const int64_t out_channels = std::max<int64_t>(1, a.out_channels / a.groups);
   ConvPlan p{};
-  p.loop = ConvLoop::kAmx;
+  p.loop = loop;
   p.vectors = out_channels > kColumns ? 2 : 1;
   p.windows = kAmxRows;
   p.block = p.vectors * kColumns;

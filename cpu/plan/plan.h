@@ -34,7 +34,7 @@ struct Machine {
 // Which kernel runs: loops/window_kernel.h, window by window, loops/scatter_kernel.h, channel by channel,
 // loops/pixel_kernel.h, pixel by pixel, loops/dense_conv_kernel.h, which skips nothing, or loops/phase_kernel.h, pixel
 // by pixel with strides of 2, or loops/winograd_kernel.h or loops/amx_kernel.h, which skip nothing either.
-enum class ConvLoop : int64_t { kWindows, kScatter, kPixels, kDirect, kPhases, kWinograd, kAmx };
+enum class ConvLoop : int64_t { kWindows, kScatter, kPixels, kDirect, kPhases, kWinograd, kAmx, kEmulatedAmx };
 
 struct ConvPlan {
   ConvLoop loop;
@@ -91,8 +91,8 @@ ConvPlan MakePhasePlan(const ConvArgs& args, const Machine& machine, int64_t acc
 bool CanRunWinograd(const ConvCall& call, const Machine& machine);
 ConvPlan MakeWinogradPlan(const ConvArgs& args, const Machine& machine);
 
-// Dense, of pairs (below).
-ConvPlan MakeAmxPlan(const ConvCall& call, const Machine& machine);
+// Dense, of pairs (below), by kAmx or kEmulatedAmx.
+ConvPlan MakeAmxPlan(const ConvCall& call, const Machine& machine, ConvLoop loop);
 
 // A bfloat16 call that may be dense, as one of half the channels: each is a pair of them (core/dtypes.h). Only where
 // CanRunPairs, and of an odd number of channels by the direct loop. A product of a pair is one of a zero and a

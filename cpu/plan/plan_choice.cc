@@ -24,7 +24,8 @@ ConvPlan PlanOf(ConvLoop loop, const ConvCall& call, const Machine& machine, int
     case ConvLoop::kWinograd:
       return MakeWinogradPlan(call.args, machine);
     case ConvLoop::kAmx:
-      return MakeAmxPlan(call, machine);
+    case ConvLoop::kEmulatedAmx:
+      return MakeAmxPlan(call, machine, loop);
     default:
       return MakePlan(call.args, machine, accumulator_bytes, density);
   }
@@ -37,8 +38,10 @@ bool CanRun(ConvLoop loop, const ConvCall& call, const Machine& machine, int64_t
     case ConvLoop::kPixels:
       return CanRunPixels(call.args, machine);
     case ConvLoop::kDirect:
-    case ConvLoop::kAmx:
+    case ConvLoop::kEmulatedAmx:
       return call.may_be_dense;
+    case ConvLoop::kAmx:
+      return call.may_be_dense && machine.amx;
     case ConvLoop::kPhases:
       return call.kernel != nullptr &&
              CanRunPhases(call.args, machine, accumulator_bytes, call.packed != nullptr, pairs);
@@ -56,14 +59,21 @@ struct Candidate {
   bool pairs;
 };
 
-constexpr Candidate kCandidates[] = {
-    {"windows", ConvLoop::kWindows, false},       {"scatter", ConvLoop::kScatter, false},
-    {"pixels", ConvLoop::kPixels, false},         {"direct", ConvLoop::kDirect, false},
-    {"phases", ConvLoop::kPhases, false},         {"winograd", ConvLoop::kWinograd, false},
-    {"pixels of pairs", ConvLoop::kPixels, true}, {"direct of pairs", ConvLoop::kDirect, true},
-    {"phases of pairs", ConvLoop::kPhases, true}, {"amx of pairs", ConvLoop::kAmx, true}};
+constexpr Candidate kCandidates[] = {{"windows", ConvLoop::kWindows, false},
+                                     {"scatter", ConvLoop::kScatter, false},
+                                     {"pixels", ConvLoop::kPixels, false},
+                                     {"direct", ConvLoop::kDirect, false},
+                                     {"phases", ConvLoop::kPhases, false},
+                                     {"winograd", ConvLoop::kWinograd, false},
+                                     {"pixels of pairs", ConvLoop::kPixels, true},
+                                     {"direct of pairs", ConvLoop::kDirect, true},
+                                     {"phases of pairs", ConvLoop::kPhases, true},
+                                     {"amx of pairs", ConvLoop::kAmx, true},
+                                     {"emulated amx of pairs", ConvLoop::kEmulatedAmx, true}};
 
-bool IsDense(ConvLoop loop) { return loop == ConvLoop::kDirect || loop == ConvLoop::kAmx; }
+bool IsDense(ConvLoop loop) {
+  return loop == ConvLoop::kDirect || loop == ConvLoop::kAmx || loop == ConvLoop::kEmulatedAmx;
+}
 
 // A loop that takes the call, whatever others do. Calls with a packed kernel alone are of dense blocks, 1x1 or 3x3.
 const Candidate& LoopOfAny(const ConvCall& call) {
@@ -153,7 +163,7 @@ ConvPlan ChoosePlan(const ConvCall& call, const Machine& machine, int64_t accumu
   Candidate best = LoopOfAny(call);
   ConvPlan plan = calls.PlanFor(best, typical, accumulator_bytes);
   for (const Candidate& other : kCandidates) {
-    if (other.loop == ConvLoop::kAmx && !machine.amx) continue;
+    if (other.loop == ConvLoop::kEmulatedAmx) continue;  // for tests
     if (!calls.CanRunOn(other, machine, accumulator_bytes)) continue;
     const ConvPlan its = calls.PlanFor(other, typical, accumulator_bytes);
     if (its.cycles < plan.cycles) {

@@ -159,6 +159,11 @@ def cpu_multiplies_pairs() -> bool:
     return "cpu" in _modules and bool(_modules["cpu"].multiplies_pairs())
 
 
+def cpu_multiplies_tiles() -> bool:
+    """Whether they multiply tiles of such pairs, too: AMX."""
+    return "cpu" in _modules and bool(_modules["cpu"].multiplies_tiles())
+
+
 def cpu_limits() -> dict[str, float]:
     """What the CPU can do at most, measured now (`cpu/core/machine_limits.h`): threads, flops and bytes a second."""
     if "cpu" not in _modules:

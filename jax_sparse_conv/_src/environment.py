@@ -140,7 +140,15 @@ def _cpu() -> dict[str, str]:
         "model": _or_reason(cpu_model),
         "cores": _or_reason(cores),
         "instruction_set_in_use": _or_reason(native.cpu_isa),
+        "bfloat16": _or_reason(_bfloat16),
     }
+
+
+def _bfloat16() -> str:
+    native = importlib.import_module("jax_sparse_conv._src._native")
+    if native.cpu_multiplies_tiles():
+        return "AMX"
+    return "AVX512-BF16" if native.cpu_multiplies_pairs() else "widened to float32"
 
 
 def cores() -> str:

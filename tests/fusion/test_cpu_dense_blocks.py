@@ -78,7 +78,7 @@ def test_every_loop_against_float64(loop: str, cpu_isa: str) -> None:
 
 
 @needs_pairs
-@pytest.mark.parametrize("loop", ["auto", "pixels of pairs", "direct of pairs"])
+@pytest.mark.parametrize("loop", ["auto", "pixels of pairs", "direct of pairs", "emulated amx of pairs"])
 @pytest.mark.parametrize(
     ("block", "middle", "growth", "out_channels"), PAIRED, ids=[block.name for block, *_ in PAIRED]
 )

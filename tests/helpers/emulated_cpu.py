@@ -113,6 +113,9 @@ class Module:
     def multiplies_pairs(self) -> bool:
         return False
 
+    def multiplies_tiles(self) -> bool:
+        return False
+
     def set_isa(self, name: str) -> None:
         assert name == self._isa
 
