@@ -5,8 +5,8 @@
 //   rows of pixels, 6 and 7 weights, a row of 16 output channels for each pair.
 // Why text: only processors with AMX may run it, and no other code here may need that (core/simd.h, MultiplyAdd).
 // Emulated: in memory, by vdpbf16ps, in the order of a tile's rows. Tests run the loop so on processors without AMX.
-#ifndef JSC_CPU_LOOPS_AMX_TILES_H_
-#define JSC_CPU_LOOPS_AMX_TILES_H_
+#ifndef JSC_CPU_CORE_AMX_TILES_H_
+#define JSC_CPU_CORE_AMX_TILES_H_
 
 #include "cpu/core/simd.h"
 
@@ -116,4 +116,4 @@ struct EmulatedTiles {
 }  // namespace JSC_ISA
 }  // namespace jsc
 
-#endif  // JSC_CPU_LOOPS_AMX_TILES_H_
+#endif  // JSC_CPU_CORE_AMX_TILES_H_
