@@ -114,6 +114,17 @@ def _beside_other_frameworks(results: Path) -> Sequence[str]:
 
 @_says(
     _GUIDE + "cpu.md",
+    "With AMX OpenVINO takes {} to {} times as long as ResNet-50, DenseNet-121 and VGG-19 do in bfloat16, XLA {} to {} "
+    "times (`cpu_intel_xeon/peers.json`)",
+)
+def _with_amx(results: Path) -> Sequence[str]:
+    rows = rows_of(results / "cpu_intel_xeon" / "peers.json", kind="bfloat16", zeros="profile")
+    openvino, xla = ([row["ms"][side] / row["ms"]["ours"] for row in rows] for side in ("openvino", "xla"))
+    return [*(f"{value:.2f}" for value in (min(openvino), max(openvino))), *one_digit([min(xla), max(xla)])]
+
+
+@_says(
+    _GUIDE + "cpu.md",
     "In bfloat16 a ResNet-50 with a trained network's zeros takes {} ms an image, in float32 {} ms "
     "(`cpu_amd_epyc/peers.json`). OpenVINO, which skips none, takes {} ms in bfloat16 and {} ms in float32",
 )
