@@ -15,6 +15,11 @@ cp -r jax_sparse_conv tests pyproject.toml "$work"
 rm -f "$work"/jax_sparse_conv/_*.so
 cp "$work"/build/_cpu*.so "$work"/build/_planner*.so "$work/build/_build_info.py" "$work/jax_sparse_conv"
 cd "$work"
+# The finder of an editable install would bring its own build.
+cat > sitecustomize.py << 'END'
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "ScikitBuildRedirectingFinder"]
+END
 # Python and XLA are not instrumented: their leaks are not ours to find.
 sanitized() {
   LD_PRELOAD="$(g++ -print-file-name=libasan.so):$(g++ -print-file-name=libubsan.so):$(g++ -print-file-name=libstdc++.so)" \
@@ -25,6 +30,7 @@ sanitized -c "
 import sys
 import sanitizer_cover
 from jax_sparse_conv._src import _native
+assert _native._modules['cpu'].__file__.startswith('$work'), _native._modules['cpu'].__file__
 for isa in _native.cpu_isas():
     _native.set_cpu_isa(isa)
     print(isa, end=': ')
