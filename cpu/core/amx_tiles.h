@@ -1,24 +1,22 @@
 // Eight registers of AMX, each a tile of up to 16 rows of 64 bytes, and the same for processors that have none.
 //
-// What: sums[row][column] += x[row] * weights[column] over up to 16 pairs of bfloat16 channels. 0 to 3 are sums, 4 and
-// 5
-//   rows of pixels, 6 and 7 weights, a row of 16 output channels for each pair.
+// What: sums[row][column] += x[row] * weights[column] over up to 16 pairs of bfloat16 channels. Registers 0 to 3 are
+//   sums, 4 and 5 rows of pixels, 6 and 7 weights, a row of 16 output channels for each pair.
 // Why text: only processors with AMX may run it, and no other code here may need that (core/simd.h, MultiplyAdd).
-// Emulated: in memory, by vdpbf16ps, in the order of a tile's rows. Tests run the loop so on processors without AMX.
+// Emulated: in memory, by vdpbf16ps. So tests run the loop on processors without AMX, too.
 #ifndef JSC_CPU_CORE_AMX_TILES_H_
 #define JSC_CPU_CORE_AMX_TILES_H_
 
 #include "cpu/core/simd.h"
+#include "cpu/plan/amx_cut.h"
 
 namespace jsc {
 namespace JSC_ISA {
 namespace {
 
-constexpr int64_t kTileRows = 16;     // pixels, and pairs of channels
-constexpr int64_t kTileColumns = 16;  // output channels
-constexpr int64_t kTileBytes = 64;    // of a row
-
 #if defined(__AVX512F__)
+
+constexpr int64_t kTileBytes = 64;  // of a row
 
 // As ldtilecfg reads it.
 struct alignas(64) TileShapes {
@@ -107,7 +105,7 @@ struct EmulatedTiles {
 
  private:
   TileShapes shapes_;
-  alignas(64) uint32_t rows_[8][kTileRows][kTileBytes / sizeof(uint32_t)];
+  alignas(64) uint32_t rows_[8][kAmxRows][kTileBytes / sizeof(uint32_t)];
 };
 
 #endif

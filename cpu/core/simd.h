@@ -190,6 +190,13 @@ template <typename A>
   asm("vdpbf16ps %2, %1, %0" : "+v"(added) : "v"(values), "m"(*reinterpret_cast<const Unaligned*>(weight)));
   sum = added;
 }
+
+// 32 bfloat16, rounded to the nearest; subnormals become 0. As text, too.
+[[gnu::always_inline]] inline __m512i RoundedPairs(__m512 low, __m512 high) {
+  __m512i both;
+  asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(high), "v"(low));
+  return both;
+}
 #endif
 
 // target += value. Kernels add up some hundred products from 0 on, then such sums, because one chain of thousands of

@@ -44,7 +44,7 @@ std::atomic<const Isa*>& Current() {
 
 Machine ThisMachine(const Isa& isa, int64_t threads) {
   static const int64_t l1 = CacheBytesOfThread(1), l2 = CacheBytesOfThread(2);
-  return {l1, l2, isa.vector_bytes, threads, isa.many_registers, MultipliesPairs(), MultipliesPairs() && HasAmx()};
+  return {l1, l2, isa.vector_bytes, threads, isa.many_registers, MultipliesPairs(), MultipliesTiles()};
 }
 
 // That of a map that is scaled when it is read: of some channels of some pixels.

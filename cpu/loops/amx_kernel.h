@@ -58,7 +58,7 @@ template <class Tiles, int kRows, int kColumns>
 [[gnu::noinline]] void MultiplyTiles(Tiles& tiles, const AmxWork& work, const int64_t* taps, const TileRowsAt* at,
                                      const float* const* old, float* const* target) {
   const int64_t sum_bytes = work.block * static_cast<int64_t>(sizeof(float));
-  const auto columns_of = [](auto* row) { return row + kTileColumns; };
+  const auto columns_of = [](auto* row) { return row + kAmxColumns; };
   if (work.first) {
     tiles.template Zero<0>();
     if constexpr (kColumns == 2) tiles.template Zero<1>();
@@ -103,15 +103,8 @@ template <class Tiles, int kRows, int kColumns>
   if constexpr (kRows == 2 && kColumns == 2) tiles.template Store<3>(columns_of(target[1]), sum_bytes);
 }
 
-// Two vectors as 32 bfloat16, rounded to the nearest; subnormals become 0.
-inline void StoreBoth(BFloat16* target, Vector<float> low, Vector<float> high) {
-  Word32 both;
-  asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(low), "v"(high));
-  StoreAs(target, both);
-}
-
 // Bias, residual and ReLU on a tile's sums [windows, block] of the channels of `range`.
-[[gnu::noinline]] inline void WriteTile(const AmxTask& of, const WindowTile& tile, ChannelRange range,
+[[gnu::noinline]] inline void WriteTile(const AmxWindows& of, const WindowTile& tile, ChannelRange range,
                                         const float* sums) {
   const ConvTask& task = of.task;
   const ConvArgs& a = task.call->args;
@@ -139,7 +132,7 @@ inline void StoreBoth(BFloat16* target, Vector<float> low, Vector<float> high) {
         for (int v = 0; v < 2; ++v) value[v] += Load(residual + result * a.out_channels + v * kLanes<float>);
       }
       for (int v = 0; v < 2; ++v) value[v] = _mm512_max_ps(least, value[v]);  // NaN stays NaN
-      StoreBoth(out + result * task.call->out_stride, value[0], value[1]);
+      StoreAs(out + result * task.call->out_stride, RoundedPairs(value[0], value[1]));
       continue;
     }
     for (int64_t v = 0; v < range.width; v += kLanes<float>) {
@@ -152,7 +145,7 @@ inline void StoreBoth(BFloat16* target, Vector<float> low, Vector<float> high) {
 
 // A chunk of one block: all tiles of windows, two at a time. sums: [places, block], or null.
 template <class Tiles, int kColumns>
-void MultiplyAmxBlock(Tiles& tiles, const AmxTask& of, const AmxBuffers& buffers, const AmxWork& work,
+void MultiplyAmxBlock(Tiles& tiles, const AmxWindows& of, const AmxBuffers& buffers, const AmxWork& work,
                       const TileRowsAt& pixels, ChannelRange range, float* sums, bool finish) {
   const ConvArgs& a = of.task.call->args;
   const int64_t all_pixels = a.images * a.size[0] * a.size[1];
@@ -169,7 +162,7 @@ void MultiplyAmxBlock(Tiles& tiles, const AmxTask& of, const AmxBuffers& buffers
         at[i].pixels += tile.pixel * pixels.pitch;
       }
       old[i] = sums + tile.place * work.block;
-      target[i] = finish ? buffers.finished + i * kTileRows * work.block : old[i];
+      target[i] = finish ? buffers.finished + i * kAmxRows * work.block : old[i];
     }
     const auto run = count == 2 ? &MultiplyTiles<Tiles, 2, kColumns> : &MultiplyTiles<Tiles, 1, kColumns>;
     run(tiles, work, buffers.taps, at, old, target);
@@ -178,7 +171,7 @@ void MultiplyAmxBlock(Tiles& tiles, const AmxTask& of, const AmxBuffers& buffers
 }
 
 // Rows of the packed kernel that follow those of this chunk and block.
-inline NextRows NextRowsOf(const AmxTask& of, Chunk chunk, int64_t block, const AmxWork& work) {
+inline NextRows NextRowsOf(const AmxWindows& of, Chunk chunk, int64_t block, const AmxWork& work) {
   const ConvTask& task = of.task;
   const ConvArgs& a = task.call->args;
   const int64_t whole = PackedBlock(a, true);
@@ -196,13 +189,13 @@ inline NextRows NextRowsOf(const AmxTask& of, Chunk chunk, int64_t block, const 
           CeilDiv(rows, steps)};
 }
 
-inline int64_t AmxBytes(const ConvTask& task) { return TakeAmxBuffers(AmxTask(task), nullptr).bytes; }
+inline int64_t AmxBytes(const ConvTask& task) { return TakeAmxBuffers(AmxWindows(task), nullptr).bytes; }
 
 template <class Tiles>
 void RunAmx(const ConvTask& task, char* scratch) {
   using T = BFloat16Pair;
   const IeeeScope ieee;
-  const AmxTask of(task);
+  const AmxWindows of(task);
   const ConvArgs& a = task.call->args;
   const ConvPlan& p = *task.plan;
   AmxBuffers buffers = TakeAmxBuffers(of, scratch);
@@ -245,7 +238,7 @@ void RunAmx(const ConvTask& task, char* scratch) {
       float* sums = buffers.sums + (is_chunked ? (block - task.block_begin) * buffers.places * p.block : 0);
       const ChannelRange range = {task.group * out_channels + block * p.block,
                                   Min(p.block, out_channels - block * p.block)};
-      const auto multiply = range.width > kTileColumns ? &MultiplyAmxBlock<Tiles, 2> : &MultiplyAmxBlock<Tiles, 1>;
+      const auto multiply = range.width > kAmxColumns ? &MultiplyAmxBlock<Tiles, 2> : &MultiplyAmxBlock<Tiles, 1>;
       multiply(tiles, of, buffers, work, pixels, range, sums, is_last && !is_pooled);
       if (is_last && is_pooled) WriteBlock<BFloat16>(task, tile, buffers.images, block, sums);
     }

@@ -1,16 +1,14 @@
 // How the windows of a task of loops/amx_kernel.h are numbered, its buffers, and its pixels.
 //
-// A tile of pixels has a row for each of 16 windows, and rows are evenly spaced. So windows are numbered through the
-// rows
-//   of the patch, its padding included, where the window moves by a pixel: those that begin in the padding are computed
-//   and not used. With strides each row of windows has tiles of its own. 1x1 windows need no padding: they are read in
-//   x, or one behind the other.
+// A tile of pixels has a row for each of 16 windows, and rows are evenly spaced. So windows that move by a pixel are
+//   numbered through the rows of the patch, its padding included. Those that begin in the padding are computed and not
+//   used. With strides each row of windows has tiles of its own. 1x1 windows need no padding: they are read in x, or
+//   one behind the other.
 #ifndef JSC_CPU_LOOPS_AMX_WINDOWS_H_
 #define JSC_CPU_LOOPS_AMX_WINDOWS_H_
 
 #include "cpu/core/amx_tiles.h"
 #include "cpu/loops/dense_conv_kernel.h"
-#include "cpu/plan/amx_cut.h"
 
 #if defined(__AVX512F__)
 
@@ -41,25 +39,25 @@ struct AmxBuffers {
 };
 
 // How the windows of a task are numbered.
-struct AmxTask {
-  explicit AmxTask(const ConvTask& of)
+struct AmxWindows {
+  explicit AmxWindows(const ConvTask& of)
       : task(of),
         tile(MakeTile(of, nullptr)),
         patch(PatchOf(of, tile)),
-        cut(*of.call, *of.plan, tile.conv_cols.size()) {
+        cut(MakeAmxCut(*of.call, *of.plan, tile.conv_cols.size())) {
     const ConvArgs& a = task.call->args;
     merged = cut.is_point && a.pool == Pool::kNone;
     in_place = ReadsInPlace<BFloat16Pair>(task) && tile.conv_cols.size() == a.size[1];
     for (int i = 0; i < 2; ++i) in_place &= a.stride[i] == 1 && a.conv_size[i] == a.size[i];
     for (int64_t i = 0; i < (merged ? 1 : tile.images); ++i) {
       const int64_t rows = RowsOf(i);
-      tiles += cut.TilesOf(rows, tile.conv_cols.size());
-      place_rows += cut.PlaceRowsOf(rows, tile.conv_cols.size());
+      tiles += TilesOf(cut, rows, tile.conv_cols.size());
+      place_rows += SumRowsOf(cut, rows, tile.conv_cols.size());
     }
     // A 1x1 kernel's rows are far apart, in few sets of L1: read more than twice, they had better be packed.
     const bool may_read = task.call->packed != nullptr && PackedBlock(a, true) % task.plan->block == 0;
     reads_packed =
-        may_read && a.group_channels % kTileRows == 0 && (a.kernel_size[0] == 3 || tiles <= 2 * kTilesTogether);
+        may_read && a.group_channels % kAmxRows == 0 && (a.kernel_size[0] == 3 || tiles <= 2 * kTilesTogether);
     run = reads_packed ? 1 : RunTaps(a);
   }
 
@@ -75,7 +73,7 @@ struct AmxTask {
   int64_t tiles = 0, place_rows = 0;
 };
 
-inline AmxBuffers TakeAmxBuffers(const AmxTask& of, char* scratch) {
+inline AmxBuffers TakeAmxBuffers(const AmxWindows& of, char* scratch) {
   const ConvTask& task = of.task;
   const ConvPlan& p = *task.plan;
   const ConvArgs& a = task.call->args;
@@ -88,24 +86,24 @@ inline AmxBuffers TakeAmxBuffers(const AmxTask& of, char* scratch) {
   buffers.tiles = arena.Take<WindowTile>(of.tiles);
   buffers.taps = arena.Take<int64_t>(taps);
   buffers.packed = arena.Take<BFloat16Pair>((taps * p.chunk_channels + 1) * p.block);
-  const int64_t slack = kTileRows * a.stride[1];  // pixels that the last tile reads for windows that are not used
-  const int64_t pixels = of.in_place       ? kTileRows
+  const int64_t slack = kAmxRows * a.stride[1];  // pixels that the last tile reads for windows that are not used
+  const int64_t pixels = of.in_place       ? kAmxRows
                          : of.cut.is_point ? of.tile.windows + slack
                                            : of.patch.rows * of.patch.columns + slack;
   buffers.pixels = arena.Take<BFloat16Pair>(pixels * p.chunk_channels);
   const int64_t kept = is_chunked ? blocks : a.pool != Pool::kNone ? 1 : 0;
   buffers.sums = arena.Take<float>(kept * buffers.places * p.block);
-  buffers.finished = arena.Take<float>(kTilesTogether * kTileRows * p.block);
+  buffers.finished = arena.Take<float>(kTilesTogether * kAmxRows * p.block);
   buffers.bytes = arena.used();
   return buffers;
 }
 
 // Fills images, tiles and taps.
-inline void LocateTiles(const AmxTask& of, AmxBuffers& buffers) {
+inline void LocateTiles(const AmxWindows& of, AmxBuffers& buffers) {
   const ConvTask& task = of.task;
   const ConvArgs& a = task.call->args;
   MakeTile(task, buffers.images);
-  const int64_t columns = of.tile.conv_cols.size(), step = of.cut.is_point ? 1 : a.stride[1];
+  const int64_t columns = of.tile.conv_cols.size();
   WindowTile* tile = buffers.tiles;
   int64_t patch_row = 0, place_row = 0, windows = 0;
   for (int64_t i = 0; i < (of.merged ? 1 : of.tile.images); ++i) {
@@ -113,12 +111,12 @@ inline void LocateTiles(const AmxTask& of, AmxBuffers& buffers) {
     const int64_t rows = of.RowsOf(i), first = (image.image * a.conv_size[0] + image.conv_rows.begin) * a.conv_size[1];
     image.first_sum = place_row;
     const int64_t in_x = of.in_place ? (image.image * a.size[0] + image.conv_rows.begin) * a.size[1] : windows;
-    const int64_t all = of.cut.WindowsOf(rows, columns);  // of a row of tiles
+    const int64_t all = WindowsOf(of.cut, rows, columns);  // of a row of tiles
     for (int64_t row = 0; row < (of.cut.by_rows ? rows : 1); ++row) {
       for (int64_t window = 0; window < all; window += of.cut.tile_windows, ++tile) {
         const int64_t y = row + window / of.cut.columns, x = window % of.cut.columns;
         tile->pixel =
-            of.cut.is_point ? in_x + window : (patch_row + row * a.stride[0]) * of.patch.columns + window * step;
+            of.cut.is_point ? in_x + window : (patch_row + row * a.stride[0]) * of.patch.columns + window * a.stride[1];
         tile->place = (place_row + row) * of.cut.columns + window;
         tile->out = first + y * a.conv_size[1] + x;
         tile->x = x;
@@ -126,7 +124,7 @@ inline void LocateTiles(const AmxTask& of, AmxBuffers& buffers) {
       }
     }
     patch_row += PatchRows(a, image);
-    place_row += of.cut.PlaceRowsOf(rows, columns);
+    place_row += SumRowsOf(of.cut, rows, columns);
     windows += rows * columns;
   }
   const int64_t run = of.run, runs = a.kernel_size[1] / run;
@@ -138,7 +136,7 @@ inline void LocateTiles(const AmxTask& of, AmxBuffers& buffers) {
 }
 
 // A chunk's channels of 1x1 windows, one behind the other.
-[[gnu::noinline]] inline void PackPoints(const AmxTask& of, const Chunk& chunk, BFloat16Pair* pixels) {
+[[gnu::noinline]] inline void PackPoints(const AmxWindows& of, const Chunk& chunk, BFloat16Pair* pixels) {
   const ConvArgs& a = of.task.call->args;
   const auto* x = static_cast<const BFloat16Pair*>(of.task.call->x) + of.task.group * a.group_channels;
   for (int64_t i = 0; i < of.tile.images; ++i) {
@@ -155,7 +153,7 @@ inline void LocateTiles(const AmxTask& of, AmxBuffers& buffers) {
 }
 
 // The pixels of the last tile, which ends behind x.
-inline void CopyLastTile(const AmxTask& of, const Chunk& chunk, AmxBuffers& buffers) {
+inline void CopyLastTile(const AmxWindows& of, const Chunk& chunk, AmxBuffers& buffers) {
   const ConvArgs& a = of.task.call->args;
   if (of.tiles == 0) return;
   const int64_t first = buffers.tiles[of.tiles - 1].pixel;

@@ -23,13 +23,6 @@ inline __m512 ScaledLanes(__m256i x, const float* scale, const float* shift) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, _mm512_setzero_ps(), _CMP_NLE_UQ), y);
 }
 
-// Rounded to the nearest, as text as in core/simd.h.
-inline __m512i RoundedPairs(__m512 low, __m512 high) {
-  __m512i both;
-  asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(high), "v"(low));
-  return both;
-}
-
 // scale and shift are readable for PaddedChannels().
 inline void RunScaledPairs(const ChannelsTask& task) {
   const IeeeScope ieee;

@@ -43,6 +43,19 @@ STRIDED = [
     Case("strides of 2, one block", (1, 11, 14, 48), 128, strides=2, padding="SAME", pool="max"),
     *(Case(f"strides of 2, {n}", (1, 9, 14, 32), n, strides=2, padding="SAME", bias=True) for n in (16, 17, 48)),
 ]
+# Rows of windows around the 16 of a tile, several chunks of channels, and all ways to read pixels.
+TILES = [
+    *(Case(f"{n} columns", (2, 5, n, 32), 40, padding="SAME", bias=True) for n in (1, 15, 16, 17, 33)),
+    Case("chunks, pooled", (3, 6, 10, 200), 48, padding="SAME", bias=True, activation="relu", pool="max"),
+    Case("chunks, residual", (2, 7, 7, 320), 64, padding="SAME", bias=True, residual=True, activation="relu"),
+    Case("chunks of 1x1", (3, 7, 7, 1100), 72, kernel=(1, 1), bias=True, activation="relu"),
+    Case("1x1, pooled", (3, 6, 9, 64), 33, kernel=(1, 1), bias=True, pool="max"),
+    Case("1x1, strides", (2, 9, 11, 64), 40, kernel=(1, 1), strides=2, bias=True, activation="relu"),
+    Case("dilated far", (1, 20, 20, 32), 24, dilation=6, padding="SAME"),
+    Case("groups of 28", (2, 9, 20, 56), 56, groups=2, padding="SAME", bias=True),
+    Case("no common divisor", (1, 8, 9, 38), 20, kernel=(1, 1)),
+    Case("windows of 1x5", (1, 6, 19, 32), 24, kernel=(1, 5), padding="SAME"),
+]
 # Around the width of a packed block, which is 16 for 16 output channels and else 32.
 BLOCKS = [Case(f"{n} of a block", (2, 9, 11, 24), n, padding="SAME", bias=True) for n in (16, 17, 31, 32, 33, 65, 160)]
 
@@ -50,7 +63,7 @@ BLOCKS = [Case(f"{n} of a block", (2, 9, 11, 24), n, padding="SAME", bias=True) 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_against_float64(loop: str) -> None:
     with on_cpu(loop=loop):
-        for case in (*CASES, *ODD, *STRIDED, *BLOCKS):
+        for case in (*CASES, *ODD, *STRIDED, *BLOCKS, *TILES):
             inputs, wanted = inputs_and_result(case, "bfloat16")
             result = run(case, inputs, None)
             assert result.dtype == jnp.bfloat16
@@ -60,7 +73,7 @@ def test_against_float64(loop: str) -> None:
 @pytest.mark.parametrize("loop", LOOPS)
 def test_constant_kernels_are_packed(loop: str) -> None:
     with on_cpu(loop=loop):
-        for case in (*LAYERS, *STRIDED, *BLOCKS):
+        for case in (*LAYERS, *STRIDED, *BLOCKS, *TILES):
             inputs, wanted = inputs_and_result(case, "bfloat16")
             function = of_x(case, inputs)
             is_packed = "has_packed = 1" in function.lower(cases.on_device(inputs.x)).as_text()

@@ -94,10 +94,10 @@ DenseConvChoice ChooseKernel(const ConvArgs& a, int element_bytes, size_t worksp
     choice.wgmma = wgmma, choice.few_channels = {};
   }
   const GroupedPlan grouped = ChooseGroupedPlan(a, element_bytes, info);
-  // Of one image in float32 the models of kernels alone say more, for groups as wide as those that were timed in chains
-  // (docs/design/kernels/chain.md).
-  constexpr int64_t kTimedGroup = 48;
-  const bool as_alone = in_chain && a.images == 1 && element_bytes == 4 && a.out_channels / a.groups >= kTimedGroup &&
+  // In a chain, too, the models of kernels alone say more of one image in float32, for groups as wide as those that
+  // were timed (docs/design/kernels/chain.md).
+  const bool as_alone = in_chain && a.images == 1 && element_bytes == 4 &&
+                        static_cast<double>(a.out_channels / a.groups) >= model::gpu_chains::kChannelsOfAGroupAlone &&
                         choice.wgmma.out_channels == 0 && choice.mma.tile != MmaTile::kNone;
   if (as_alone) choice.us = MmaMicroseconds(choice.mma, a, element_bytes, false, info);
   if (grouped.tiles > 0 && is_faster(GroupedMicroseconds(grouped, a, element_bytes, in_chain && !as_alone, info))) {
