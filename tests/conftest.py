@@ -13,6 +13,12 @@ os.environ.setdefault("JSC_TABLES", "shipped")  # what is chosen does not depend
 import hypothesis
 import jax
 import pytest
+
+# XLA's former emitters for CPUs take half of the time to compile a program. A jaxlib that does not know the flag would
+# stop, so later ones have to be asked for it.
+if jax.__version_info__ < (0, 13):
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+
 from platforms import LOOPS, PLATFORM, on_a_gpu, on_cpu
 
 from jax_sparse_conv._src import _native, devices

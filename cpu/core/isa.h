@@ -59,9 +59,9 @@ struct PairLoops {
   void (*phases)(const ConvTask& task, char* scratch);
   int64_t (*direct_bytes)(const ConvTask& task);
   void (*direct)(const ConvTask& task, char* scratch);
-  int64_t (*amx_bytes)(const ConvTask& task);
-  void (*amx)(const ConvTask& task, char* scratch);           // on processors that have AMX, ...
-  void (*emulated_amx)(const ConvTask& task, char* scratch);  // ... and on others
+  int64_t (*amx_bytes)(const ConvTask& task) = nullptr;
+  void (*amx)(const ConvTask& task, char* scratch) = nullptr;           // on processors that have AMX, ...
+  void (*emulated_amx)(const ConvTask& task, char* scratch) = nullptr;  // ... and on others
 };
 
 struct Isa {

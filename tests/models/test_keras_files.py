@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from networks import assert_close
 
 from jax_sparse_conv import models
 
+os.environ.setdefault("KERAS_BACKEND", "jax")
 keras = pytest.importorskip("keras", reason="Keras needs the extra [frameworks]")
 numpy_files = pytest.importorskip("safetensors.numpy", reason="weights files need the extra [examples]")
 if keras.backend.backend() != "jax":

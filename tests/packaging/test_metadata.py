@@ -32,7 +32,7 @@ def test_wheels_are_made_for_the_pythons_that_are_promised() -> None:
     settings = project()
     assert settings["project"]["requires-python"] == ">=3.11"
     assert settings["tool"]["scikit-build"]["wheel"]["py-api"] == "cp312"
-    assert {"cp311-*", "cp312-*", "cp313-*"} <= set(settings["tool"]["cibuildwheel"]["build"].split())
+    assert {"cp311-*", "cp312-*", "cp313-*", "cp314-*"} <= set(settings["tool"]["cibuildwheel"]["build"].split())
 
 
 def test_jax_with_cuda_is_of_the_versions_that_the_package_takes() -> None:

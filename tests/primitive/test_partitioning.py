@@ -56,9 +56,12 @@ MAPS = [
 ]
 NETWORKS = ["accelerate and jit_inference", "replaced models", "training", "chains and dense blocks"]
 POOLS = ["jit", "averages", "explicit types", "shard_map", "conv_pool", "windows that overlap", "one row"]
-TWO = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-CPUS = {"JAX_PLATFORMS": "cpu"}
+
+
+def cpus(devices: int) -> dict[str, str]:
+    """The environment of a process that takes the CPU for so many devices."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
 
 
 def run(environment: dict[str, str], name: str = "sharded.py", wanted: Sequence[str] = CHECKED) -> None:
@@ -76,19 +79,19 @@ def run(environment: dict[str, str], name: str = "sharded.py", wanted: Sequence[
 
 
 def test_four_cpu_devices() -> None:
-    run(CPUS | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"})
+    run(cpus(4))
 
 
 def test_maps_that_are_split_over_eight_devices() -> None:
-    run(CPUS | EIGHT, "sharded_maps.py", MAPS)
+    run(cpus(8), "sharded_maps.py", MAPS)
 
 
 def test_max_pools_on_two_devices() -> None:
-    run(CPUS | TWO, "sharded_pools.py", POOLS)
+    run(cpus(2), "sharded_pools.py", POOLS)
 
 
 def test_networks_on_eight_devices() -> None:
-    run(CPUS | EIGHT, "sharded_networks.py", NETWORKS)
+    run(cpus(8), "sharded_networks.py", NETWORKS)
 
 
 def test_the_gpus_of_this_machine() -> None:
