@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several workers share a GPU
@@ -14,9 +15,9 @@ import hypothesis
 import jax
 import pytest
 
-# XLA's former emitters for CPUs take half of the time to compile a program. A jaxlib that does not know the flag would
-# stop, so later ones have to be asked for it.
-if jax.__version_info__ < (0, 13):
+# XLA's former emitters for CPUs take half of the time to compile a program. A library that does not know the flag ends
+# the process, as those of GPUs do, and later ones may.
+if find_spec("jax_plugins") is None and jax.__version_info__ < (0, 13):
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
 from platforms import LOOPS, PLATFORM, on_a_gpu, on_cpu
