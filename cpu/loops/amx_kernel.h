@@ -170,21 +170,17 @@ void MultiplyAmxBlock(Tiles& tiles, const AmxWindows& of, const AmxBuffers& buff
   }
 }
 
-// Rows of the packed kernel that follow those of this chunk and block.
-inline NextRows NextRowsOf(const AmxWindows& of, Chunk chunk, int64_t block, const AmxWork& work) {
+// Rows of the packed kernel that are read after those of this chunk and block.
+inline NextRows NextRowsOf(const AmxWindows& of, const Chunk& chunk, int64_t block, const AmxWork& work) {
   const ConvTask& task = of.task;
   const ConvArgs& a = task.call->args;
   const int64_t whole = PackedBlock(a, true);
   if (task.call->packed == nullptr || whole % task.plan->block != 0 || of.tiles == 0) return {};
-  if (++block == task.block_end) {
-    block = task.block_begin;
-    chunk.channel_begin += chunk.channels;
-    chunk.channels = Min(chunk.channels, a.group_channels - chunk.channel_begin);
-    if (chunk.channels <= 0) return {};
-  }
-  const int64_t rows = chunk.channels * a.kernel_size[0] * a.kernel_size[1];
+  const ChunkOfBlock next = ChunkAfter(task, chunk, block);
+  if (next.chunk.channels <= 0) return {};
+  const int64_t rows = next.chunk.channels * a.kernel_size[0] * a.kernel_size[1];
   const int64_t steps = CeilDiv(of.tiles, kTilesTogether) * work.runs * work.steps;
-  const Weights<BFloat16Pair> weights = WeightsOf<BFloat16Pair>(task, chunk, block);
+  const Weights<BFloat16Pair> weights = WeightsOf<BFloat16Pair>(task, next.chunk, next.block);
   return {reinterpret_cast<const char*>(weights.first[0]), whole * static_cast<int64_t>(sizeof(BFloat16Pair)), rows,
           CeilDiv(rows, steps)};
 }

@@ -308,19 +308,14 @@ void MultiplyDirectBlock(int64_t vectors, const DirectBuffers<F>& buffers, const
   MultiplyDirect<2>(buffers, work, sums);
 }
 
-// Of a packed kernel: those of the block behind `block` or, behind the last one, of the first one's next chunk.
+// Of a packed kernel: those of the chunk after this one.
 template <typename T>
 NextLines NextLinesOf(const ConvTask& task, const Chunk& chunk, int64_t block) {
   if constexpr (kIsPacked<T>) {
-    Chunk next = chunk;
-    if (++block == task.block_end) {
-      block = task.block_begin;
-      next.channel_begin += chunk.channels;
-      next.channels = Min(chunk.channels, task.call->args.group_channels - next.channel_begin);
-    }
-    if (task.call->packed != nullptr && next.channels > 0) {
+    const ChunkOfBlock next = ChunkAfter(task, chunk, block);
+    if (task.call->packed != nullptr && next.chunk.channels > 0) {
       constexpr int64_t kVectors = kPackedLine / kLanes<T>;  // of a line
-      const Weights<T> weights = WeightsOf<T>(task, next, block);
+      const Weights<T> weights = WeightsOf<T>(task, next.chunk, next.block);
       const auto at = [&](int64_t line) { return reinterpret_cast<const char*>(weights.first[line * kVectors]); };
       const int64_t lines = CeilDiv(weights.vectors, kVectors);
       return {at(0), weights.tap_stride * int64_t{sizeof(T)}, lines > 1 ? at(1) - at(0) : 0, lines};

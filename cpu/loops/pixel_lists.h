@@ -23,6 +23,20 @@ struct Chunk {
   int64_t tap_begin, taps;
 };
 
+// What a task reads of the kernel after a chunk of a block: that of the block behind it or, behind the last one, the
+// first block's next chunk, which has no channels where all are done.
+struct ChunkOfBlock {
+  Chunk chunk;
+  int64_t block;
+};
+
+inline ChunkOfBlock ChunkAfter(const ConvTask& task, Chunk chunk, int64_t block) {
+  if (++block < task.block_end) return {chunk, block};
+  chunk.channel_begin += chunk.channels;
+  chunk.channels = Min(chunk.channels, task.call->args.group_channels - chunk.channel_begin);
+  return {chunk, task.block_begin};
+}
+
 // The lists of one chunk of channels.
 template <typename A>
 struct PixelList {
