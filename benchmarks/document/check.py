@@ -6,7 +6,7 @@ It fails where
 
 - a page or a figure in a sentence is not what the files give, as `document --check` does;
 - a figure beside a file of results is of no sentence in `document/sentences.py`;
-- a log of tests on a GPU is more than 20 commits to the kernels behind;
+- the newest log of tests on a GPU is more than 20 commits to the kernels behind;
 - in a log of tests, the newest run of all has more than 10 failures.
 
 It lists the tests that failed, and only reports how many commits to the kernels each other file is behind, by its

@@ -180,9 +180,9 @@ takes it for most layers at batch 1 on a GPU and for those with few zeros on a C
 kernel. "Profile" maps are those of a network with seeded weights that has a trained network's zeros. On the H200
 the faster of XLA's default flags and of command buffers counts, on either side; the list of files at the end says
 where only one of them was run. A cell of the H200's column that names another GPU is that one's, because no H200 has
-run it. The CPU's column is of the Intel machine, and of the AMD one where only that has the experiment; what is counted
-is the same on every machine. Under command buffers XLA's own side is the faster in nearly every row of which there are
-both; under the default flags the host launches every kernel, which DenseNets at batch 1 wait for.
+run it. The CPU's column is of an AMD EPYC; what is counted is the same on every machine. Under command buffers XLA's
+own side is the faster in nearly every row of which there are both; under the default flags the host launches every
+kernel, which DenseNets at batch 1 wait for.
 
 ## ECR, PECR, OCPA (Xu et al. 2023, and their 2019 versions)
 """

@@ -138,20 +138,28 @@ class Device:
 
         Raises:
           RuntimeError: there is no such device, or no CUDA extension.
+          ValueError: JSC_CAPABILITY is no compute capability.
         """
         found = _native.device_properties(ordinal)
         named = {field.name: found[field.name] for field in dataclasses.fields(cls) if field.name in found}
-        capability = os.environ.get(CAPABILITY, "")
-        if capability:
-            found |= dict(zip(("major", "minor"), map(int, capability.split(".")), strict=True))
+        looks_like = os.environ.get(CAPABILITY, "")
+        if looks_like:
+            found["major"], found["minor"] = _capability(looks_like)
         return cls(
             **named,
-            name="" if capability else _name(ordinal),
+            name="" if looks_like else _name(ordinal),
             clock_hz=found["clock_khz"] * 1e3,
             memory_bytes_per_second=2 * found["memory_clock_khz"] * 1e3 * found["memory_bus_bits"] / 8,
             lanes=_FP32_LANES.get((found["major"], found["minor"]), 128),
             capability=(found["major"], found["minor"]),
         )
+
+
+def _capability(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)\.(\d)", text)
+    if found is None:
+        raise ValueError(f"{CAPABILITY}={text!r} is not a compute capability, such as 8.0")
+    return int(found[1]), int(found[2])
 
 
 def _name(ordinal: int) -> str:

@@ -211,10 +211,14 @@ def test_old_logs_of_tests_on_a_gpu_are_refused() -> None:
     def log(device: str, behind: int | None) -> age.Age:
         return age.Age(f"{device}/tests.json", 1, "2026-11-26", "abc1234", behind)
 
-    ages = [log("h100", 20), log("cpu_x", 99), log("h200", None), age.Age("h200/zoo.json", 1, "", "", 99)]
-    assert age.old_logs(ages) == []
-    (line,) = age.old_logs([*ages, log("h100", 21)])
-    assert line.startswith("h100/tests.json is 21 commits to cuda and native behind, more than 20: run python -m")
+    others = [log("cpu_x", 99), age.Age("h200/zoo.json", 1, "", "", 99)]
+    assert age.old_logs(others) == []
+    assert age.old_logs([*others, log("h100", 99), log("h200", 20)]) == []  # one GPU has run what is there
+    assert age.old_logs([*others, log("h100", 99), log("h200", None)]) == []  # nor is it known that none has
+    (line,) = age.old_logs([*others, log("h100", 99), log("h200", 21)])
+    assert line.startswith(
+        "h200/tests.json, the newest log, is 21 commits to cuda and native behind, more than 20: run"
+    )
 
 
 def test_of_a_log_parts_count_until_all_tests_have_run() -> None:
@@ -254,7 +258,7 @@ def test_the_command_reports_and_fails(
     monkeypatch.setattr(check.losses, "of_files", lambda: [losses.of_file(results / "h100" / "zoo.json", results)])
     assert check.main([]) == 1
     said = capsys.readouterr()
-    assert said.err.startswith("h100/tests.json is 30 commits")
+    assert said.err.startswith("h100/tests.json, the newest log, is 30 commits")
     for text in (
         "abc1234      30",
         "does not know the commit",

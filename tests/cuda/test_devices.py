@@ -74,10 +74,15 @@ def test_gpus_that_a_program_runs_on(is_export: bool, found: tuple[int, ...]) ->
     assert devices.ordinals(SimpleNamespace(module_context=module)) == found
 
 
-def test_properties_are_those_of_the_device_that_is_lowered_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def with_properties(monkeypatch: pytest.MonkeyPatch, capability: int) -> None:
+    """As if each GPU had this compute capability, before and behind the point; multiprocessors tell which one it is."""
     names = ("clock_khz", "memory_clock_khz", "memory_bus_bits", "minor", "major")
-    properties = dict.fromkeys(names, 8) | {"clusters": (0, 5, *[0] * 15), "tensor_maps": True}
+    properties = dict.fromkeys(names, capability) | {"clusters": (0, 5, *[0] * 15), "tensor_maps": True}
     monkeypatch.setattr(_native, "device_properties", lambda ordinal: properties | {"multiprocessors": 10 + ordinal})
+
+
+def test_properties_are_those_of_the_device_that_is_lowered_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_properties(monkeypatch, 8)
     Device.of.cache_clear()
     token = devices._ordinal.set(3)
     try:
@@ -88,6 +93,28 @@ def test_properties_are_those_of_the_device_that_is_lowered_for(monkeypatch: pyt
         assert devices.current().tensor_maps
     finally:
         devices._ordinal.reset(token)
+        Device.of.cache_clear()
+
+
+def test_a_gpu_can_look_like_an_older_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without warpgroup products, clusters and a table, which are the newer one's."""
+    with_properties(monkeypatch, 9)
+    monkeypatch.setattr(devices, "_name", lambda ordinal: "NVIDIA H200")
+    try:
+        for text, capability in (("8.0", (8, 0)), ("8.6", (8, 6))):
+            monkeypatch.setenv(devices.CAPABILITY, text)
+            Device.of.cache_clear()
+            assert (Device.of(0).capability, Device.of(0).name) == (capability, "")
+        monkeypatch.setenv(devices.CAPABILITY, "8.0")
+        Device.of.cache_clear()
+        assert not Device.of(0).has_clusters
+        assert not Device.of(0).has_warpgroups
+        for text in ("8", "old", "8.0.1"):
+            monkeypatch.setenv(devices.CAPABILITY, text)
+            Device.of.cache_clear()
+            with pytest.raises(ValueError, match=f"JSC_CAPABILITY='{text}' is not a compute capability, such as 8.0"):
+                Device.of(0)
+    finally:
         Device.of.cache_clear()
 
 
