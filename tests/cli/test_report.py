@@ -85,6 +85,15 @@ def test_classes_have_names_where_there_is_a_list() -> None:
     assert "top 5 dense: dog 50.0 %, class 3 20.0 %" in printed(comparison(), labels=["cat", "dog"])
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_lines_end_between_classes(width: int) -> None:
+    labels = [f"a bird of class {index}" for index in range(6)]
+    named = [line for line in printed(comparison(), width, labels=labels).splitlines() if "a bird" in line]
+    assert sum(line.count("a bird of class") for line in named) == 10
+    assert all(line.rstrip(",").endswith("%") and line.count("a bird of class") == line.count(" %") for line in named)
+    assert max(map(len, named)) <= width
+
+
 def test_json_holds_the_whole_table(tmp_path: Path) -> None:
     report.write_json(tmp_path / "run.json", report.as_json(comparison(), ["cat", "dog"]))
     found = json.loads((tmp_path / "run.json").read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import re
 from pathlib import Path
@@ -101,7 +102,7 @@ def test_a_plan_prints_as_a_table() -> None:
     made = calibrated()
     assert made.seconds > 0
     text = str(made)
-    assert repr(made) == text  # as notebooks show it
+    assert repr(made) == text
     assert f"Plan for Small on {plan.device_label()}" in text
     header, first = text.splitlines()[1:3]
     assert header.split()[:4] == ["layer", "call", "zeros", "%"]
@@ -111,6 +112,12 @@ def test_a_plan_prints_as_a_table() -> None:
     assert "50.0" in first
     assert "2x8x8x4 * 3x3x4x6 /2x2" in text
     assert "sum of the layers: dense " in text
+    title, _, *lines = text.splitlines()
+    rows, notes = lines[: len(made.layers)], lines[len(made.layers) :]
+    shown = made._repr_html_()  # as notebooks show it
+    cells = [cell for line in rows for cell in re.split("  +", line)]
+    assert re.findall("<td>(.*?)</td>", shown) == list(map(html.escape, cells))
+    assert re.findall("<p>(.*?)</p>", shown) == list(map(html.escape, (title, *notes)))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from jax_sparse_conv._src import _native, devices
 from jax_sparse_conv._src.accelerate.rows import COLUMNS, Row
 from jax_sparse_conv._src.fusion import chains, rewrite
 from jax_sparse_conv._src.fusion.jaxprs import FlatJaxpr
+from jax_sparse_conv._src.html_table import html_table
 from jax_sparse_conv._src.primitive import lowering, primitives
 
 
@@ -65,11 +66,7 @@ class Report:
     def _repr_html_(self) -> str:
         if self.reason is not None or not self.rows:
             return f"<p>{html.escape(str(self))}</p>"
-        head = "".join(f"<th>{name}</th>" for name in COLUMNS)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row.cells()) + "</tr>" for row in self.rows
-        )
-        return f"<table><tr>{head}</tr>{body}</table><p>{html.escape(self.summary())}</p>"
+        return html_table(COLUMNS, [row.cells() for row in self.rows]) + f"<p>{html.escape(self.summary())}</p>"
 
 
 def report_of(every: Any, rows: Sequence[Row]) -> Report:

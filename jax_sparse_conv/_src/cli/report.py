@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -62,8 +63,8 @@ def print_comparison(
         of = f" of {photograph}" if len(photographs) > 1 else ""
         for side, best in sides.items():
             classes = best[index * (len(best) // len(photographs))]
-            text = ", ".join(f"{_class_name(c, labels)} {100 * p:.1f} %" for c, p in classes)
-            out.print(f"top 5 {side}{of}: {text}", highlight=False, markup=False)
+            entries = [f"{_class_name(c, labels)} {100 * p:.1f} %" for c, p in classes]
+            out.print(_wrapped(f"top 5 {side}{of}: ", entries, out.width), highlight=False, markup=False)
     for note in notes:
         out.print(note, highlight=False, markup=False)
 
@@ -169,6 +170,12 @@ def _both(totals: Totals) -> tuple[float, float]:
 
 def _totals(totals: Totals) -> dict[str, float]:
     return {**dataclasses.asdict(totals), "ratio": totals.ratio}
+
+
+def _wrapped(head: str, entries: Sequence[str], width: int) -> str:
+    """Entries behind each other, in lines that end between them."""
+    whole = head + ", ".join(entry.replace(" ", "\0") for entry in entries)
+    return textwrap.fill(whole, width, break_on_hyphens=False).replace("\0", " ")
 
 
 def _class_name(index: int, labels: Sequence[str] | None) -> str:

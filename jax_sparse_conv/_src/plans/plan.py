@@ -24,6 +24,7 @@ from jax_sparse_conv._src.layers import layers
 from jax_sparse_conv._src.layers.calls import Call
 from jax_sparse_conv._src.layers.layers import Planned
 from jax_sparse_conv._src.paths import as_path
+from jax_sparse_conv._src.plans import plan_table
 from jax_sparse_conv._src.plans.machine import device_label, versions
 from jax_sparse_conv.models.layers import layer_names
 from jax_sparse_conv.nnx.models import check_module
@@ -158,9 +159,12 @@ class Plan:
                 raise ValueError(f"the plan is for {name} {there}, and this is {here}; calibrate again")
 
     def __str__(self) -> str:
-        return "\n".join(_table(self))
+        return plan_table.as_text(self)
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return plan_table.as_html(self)
 
 
 def apply_plan(model: nnx.Module, plan: Plan, *, pack: bool = True) -> None:
@@ -349,40 +353,3 @@ def _check_loaded(layer: LayerPlan) -> None:
 def _pairs(here: Mapping[str, str], there: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, str]]]:
     for name in dict.fromkeys([*there, *here]):
         yield name, (here.get(name, "(none)"), there.get(name, "(none)"))
-
-
-def _chosen(layer: LayerPlan) -> str:
-    """The choice, with those of sparser maps in front of it: "ecr from 60 % zeros, xla"."""
-    steps = [f"{each.implementation} from {100 * (1 - each.density):.0f} % zeros" for each in layer.thresholds]
-    return ", ".join([*steps, layer.implementation])
-
-
-def _table(plan: Plan) -> Iterator[str]:
-    names = list(dict.fromkeys(c.implementation for layer in plan.layers for c in layer.candidates))
-    header = ["layer", "call", "zeros %", *(f"{name} us" for name in names), "choice", "dense/chosen"]
-    rows = [header]
-    for layer in plan.layers:
-        times = [layer.us(name) for name in names]
-        dense, chosen = layer.us("xla"), layer.us(layer.implementation)
-        rows.append(
-            [
-                layer.path or "(model)",
-                layer.call.describe(),
-                f"{100 * (1 - layer.density):.1f}",
-                *("-" if us is None else f"{us:.1f}" for us in times),
-                _chosen(layer),
-                f"{dense / chosen:.2f}" if dense and chosen else "-",
-            ]
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    yield f"Plan for {plan.model} on {plan.device}, {plan.date}, made in {plan.seconds:.0f} s"
-    for row in rows:
-        cells = [cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
-        yield "  ".join(cells).rstrip()
-    dense_sum = sum(layer.us("xla") or 0 for layer in plan.layers)
-    chosen_sum = sum(layer.us(layer.implementation) or 0 for layer in plan.layers)
-    ratio = f" ({dense_sum / chosen_sum:.2f}x)" if chosen_sum else ""
-    yield f"sum of the layers: dense {dense_sum:.1f} us, planned {chosen_sum:.1f} us{ratio}"
-    left_out = dict.fromkeys(f"{name}: {reason}" for layer in plan.layers for name, reason in layer.left_out)
-    for line in left_out:
-        yield f"left out {line}"
