@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import paper_rows
+from benchmarks.common.results import Row
 from benchmarks.document.markdown import ratio
 from benchmarks.document.prose import Sentence, register
 from benchmarks.document.sentences import choices, nine_layers, one_digit, rows_of
@@ -268,8 +270,21 @@ def _winograd_beside_others(results: Path) -> Sequence[str]:
     "With AVX2 it takes {} of that loop's time in geometric mean, {} at worst (`cpu_amd_epyc_zen3/loops.json`)",
 )
 def _regret_of_loops(results: Path) -> Sequence[str]:
-    regrets = [row["regret"] for row in rows_of(results / "cpu_amd_epyc_zen3" / "loops.json")]
+    rows = rows_of(results / "cpu_amd_epyc_zen3" / "loops.json")
+    regrets = [row["regret"] for row in rows if "dots_us" not in row]
     return ratio(geometric_mean(regrets)), ratio(max(regrets))
+
+
+@_says(
+    _KERNELS + "cpu.md",
+    """\
+Six such layers without zeros take {} to {} of XLA's time, and {} to {} of the direct loop's
+(`cpu_amd_epyc_zen3/loops.json`).""",
+)
+def _few_output_channels(results: Path) -> Sequence[str]:
+    rows = rows_of(results / "cpu_amd_epyc_zen3" / "loops.json", zeros_percent=0, weights="argument")
+    shares = [[row["auto_us"] / row[f"{side}_us"] for row in rows if "dots_us" in row] for side in ("xla", "direct")]
+    return [ratio(bound(each)) for each in shares for bound in (min, max)]
 
 
 @_says(
@@ -294,6 +309,43 @@ def _errors_of_winograd(results: Path) -> Sequence[str]:
     rows = rows_of(results / "cpu_amd_epyc_zen3" / "accuracy.json", implementation="winograd")
     ratios = [row["ratio"] for row in rows if row["case"].endswith(" 0 % zeros")]
     return ratio(min(ratios)), ratio(max(ratios))
+
+
+def _of_densities(results: Path) -> Sequence[Row]:
+    return paper_rows.read(results / "h200" / "paper" / "cusnn_density.json")
+
+
+@_says(
+    _KERNELS + "coo_star.md",
+    "A kernel that returns at once takes {} us, and a sample {} us (`h200/paper/cusnn_density.json`)",
+)
+def _costs_of_variants(results: Path) -> Sequence[str]:
+    rows = [row for row in _of_densities(results) if "sample_us" in row]
+    return one_digit(statistics.median(row[key] for row in rows) for key in ("closed_kernel_us", "sample_us"))
+
+
+@_says(
+    _KERNELS + "coo_star.md",
+    """\
+With counts such calls take {} of the time of the one configuration in geometric mean, {} at best and {} at worst
+  (`h200/paper/cusnn_density.json`).""",
+)
+def _gains_of_variants(results: Path) -> Sequence[str]:
+    rows = [row["us"] for row in _of_densities(results) if "model, counted" in row["us"]]
+    shares = [us["model, counted"] / us["coo"] for us in rows]
+    return [ratio(each) for each in (geometric_mean(shares), min(shares), max(shares))]
+
+
+@_says(
+    _KERNELS + "coo_star.md",
+    """\
+The kernel that reads stored lists takes {} times as long as the one that makes them, {} at 95 % zeros, without the
+conversion (`h200/paper/cusnn_density.json`, geometric means of six layers and batches 1 and 8).""",
+)
+def _times_of_stored_lists(results: Path) -> Sequence[str]:
+    rows = [row for row in _of_densities(results) if "stored_ratio" in row]
+    sparsest = [row for row in rows if row["zeros_target"] == 95]
+    return one_digit(geometric_mean(1 / row["stored_ratio"]["stored"] for row in each) for each in (rows, sparsest))
 
 
 def _layer_of_resnet(results: Path, layer: str) -> Sequence[str]:

@@ -203,7 +203,7 @@ def instructions(rows: Sequence[Row]) -> list[str]:
 
 def loops(rows: Sequence[Row]) -> list[str]:
     """Microseconds of the chosen loop of the CPU kernels and of each, and what the choice loses."""
-    names = ("auto", "direct", "pixels", "winograd")
+    names = ("auto", "direct", "pixels", "winograd", "dots", "xla")
     lines = (
         (
             row["layer"],
@@ -219,10 +219,11 @@ def loops(rows: Sequence[Row]) -> list[str]:
 
 
 def sweep(rows: Sequence[Row]) -> list[str]:
-    """Random layers: the geometric mean, and how many lose."""
-    found: dict[tuple[str, str, str, str], list[Row]] = {}
+    """Random layers: the geometric mean, and how many lose; those with a label by themselves."""
+    found: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault((row["op"], row["dtype"], row["precision"], row["weights"]), []).append(row)
+        where = (row["op"], row["dtype"], row["precision"], row["weights"], row.get("label", ""))
+        found.setdefault(where, []).append(row)
     lines = (
         (
             *where,
@@ -232,7 +233,7 @@ def sweep(rows: Sequence[Row]) -> list[str]:
         )
         for where, each in sorted(found.items())
     )
-    return [table(("layers", "dtype", "precision", "weights", "number", "geometric mean", _BELOW), lines)]
+    return [table(("layers", "dtype", "precision", "weights", "device", "number", "geometric mean", _BELOW), lines)]
 
 
 def fuzz(rows: Sequence[Row]) -> list[str]:

@@ -154,7 +154,8 @@ no zeros is the kernel's own gain. The file also holds single calls, calls insid
         "Errors",
         """\
 Relative errors against float64, by the Frobenius norm: of kernels, and of whole networks with weights as initialised on
-a photograph. Layers have values of both signs in the kernel and none below zero in x.""",
+a photograph, or on a batch of it. Layers have values of both signs in the kernel and none below zero in x. A network
+under `jit_inference` runs in chains of layers, under `jax.jit` layer by layer, its batch norms folded or not.""",
         layer_tables.accuracy,
     ),
     "adaptive": (

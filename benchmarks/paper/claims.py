@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 
-from benchmarks.paper import answers, zeros
+from benchmarks.paper import answers, density, zeros
 from benchmarks.paper.answers import Answer
 
 
@@ -82,6 +82,15 @@ _FORMAT = (
 _PROFILE = (
     "DenseNet-201 and ResNet-152 have the zeros of DenseNet-169 and ResNet-50, block by block. The maps of trained "
     "networks are six 3x3 layers' of those two."
+)
+_ONE_CONFIGURATION = "COO* of one configuration"
+_BY_DENSITY = (
+    "The paper gives no time for this. Here all kernels of a call are launched, and those of other densities return at "
+    "once. Maps have independent zeros."
+)
+_STORED = (
+    "The paper's times contain the conversion. Here the kernel makes its lists on the way; stored ones are for several "
+    "layers that read one map. Maps have independent zeros."
 )
 _SHARES = (
     "Each kind of layer is timed by itself. The 1x1 layers count here, and of a DenseNet they read maps with fewer "
@@ -227,6 +236,10 @@ def _cusnn_claims() -> Iterator[Claim]:
     text = "section 3.4: the micro-kernel against plain loops"
     why = "Both share lists, weights and stores; only the sums of the plain loops are in local memory."
     yield Claim("C34", text, "2x to 4x", "cusnn_microkernel", answers.micro_kernel, "the same kernel, plain loops", why)
+    text, theirs = "sections 3.2, 3.4: one of several micro-kernels, by density", "code for 11 sparsities"
+    yield Claim("C34d", text, theirs, "cusnn_density", density.by_density, _ONE_CONFIGURATION, _BY_DENSITY)
+    text = "section 3.4: stored lists against lists that the kernel makes"
+    yield Claim("C34l", text, "-", "cusnn_density", density.stored_lists, _ONE_CONFIGURATION, _STORED)
     text, ours = "Fig. 8: loss of the model's choice, offline search", answers.median_loss("offline_loss")
     yield Claim("C8", text, "better or comparable", "cusnn_fig8", ours, "the configuration best on average", _MODEL)
     text, ours = "Fig. 9: loss of the model's choice, oracle", answers.median_loss("model_loss")

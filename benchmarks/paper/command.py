@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--searched", type=Path, help="a result of the suite cost_model, in the place of searching again")
     add("--prepared", type=Path, help="keep networks with their weights here, for the next run")
     add("--program", type=Path, help="run this file instead of compiling kernels")
-    add("--add", action="store_true", help="keep the rows of other networks that the file has from this machine")
+    add("--add", action="store_true", help="keep the rows of other networks that the file has from such a device")
     add("--repeats", type=int, default=30)
     add("--seconds", type=float, default=Context.seconds, help="length of a loop that energy is measured over")
     add("--energy-repeats", type=int, default=Context.energy_repeats, help="such loops of each side, taking turns")
@@ -152,19 +152,22 @@ def _json_path(name: str, options: argparse.Namespace) -> Path | None:
 
 
 def _added(content: Content, path: Path | None) -> Content:
-    """The content with the rows of other networks that a file has.
+    """The content with the rows of other networks that a file has, which keep date, commit and environment.
 
     Raises:
-      ValueError: the file is of another device, other versions or other flags.
+      ValueError: the file is of another device or other flags, or rows are of other repeats.
     """
     if path is None or not path.is_file():
         return content
     old = json.loads(path.read_text("utf-8"))
-    for key in ("device", "environment", "xla_flags", "repeats", "quick"):
+    for key in ("device", "xla_flags", "repeats", "quick"):
         if old[key] != content[key]:
             raise ValueError(f"--add: {path} has another {key}")
     networks = {row.get("network") for row in content["rows"]}
-    rows = [row for row in paper_rows.of(old) if row.get("network") not in networks] + content["rows"]
+    kept = [row for row in paper_rows.of(old) if row.get("network") not in networks]
+    if old["environment"] != content["environment"]:
+        kept = [{"environment": old["environment"], **row} for row in kept]
+    rows = kept + content["rows"]
     commands = f"{old['command']}; {content['command']}"
     return {**content, "command": commands, "rows": rows, "geometric_means": experiment.means(rows)}
 

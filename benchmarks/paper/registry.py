@@ -6,6 +6,7 @@ from benchmarks.paper import (
     algorithms,
     cusnn,
     cusparse,
+    density,
     memory,
     microkernel,
     ocpa,
@@ -19,6 +20,8 @@ from benchmarks.paper.experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
-    for module in (zeros, transfer, ocpa, algorithms, whole, cusparse, memory, shares, microkernel, cusnn, searched)
+    for module in (
+        *(zeros, transfer, ocpa, algorithms, whole, cusparse, memory, shares, microkernel, cusnn, searched, density),
+    )
     for experiment in module.EXPERIMENTS
 }

@@ -1,11 +1,13 @@
 """Errors against float64: of layers by every kernel, and of whole networks, beside XLA's.
 
     python -m benchmarks accuracy --json results.json
-    python -m benchmarks accuracy --networks vgg19 --layers 0
+    python -m benchmarks accuracy --networks vgg19 --layers 0 --batch 1 8
 
 Errors are relative, by the Frobenius norm, to the same in float64 on a CPU. Layers have values of both signs in the
-kernel and none below zero in x, as behind a ReLU. Networks have weights as initialised and a photograph. On a GPU at
-HIGHEST the best kernel of each family of "direct" has a row of its own.
+kernel and none below zero in x, as behind a ReLU. Networks have weights as initialised and a photograph, or a
+batch of it, mirrored and shifted. On a GPU at HIGHEST the best kernel of each family of "direct" has a row of its own,
+and a network has two without `jit_inference`, as it is and with batch norms folded. Their layers are not joined, so
+that their errors are the layers' own.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,8 +90,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         command.check_folder("--json", options.json)
+        if min(options.batch) < 1:
+            raise ValueError(f"--batch {min(options.batch)} is not at least 1")
         rows = [row for layer in LAYERS[: options.layers] for row in _layer(layer)]
-        rows += [row for network in options.networks for row in _network(network)]
+        rows += [row for network in options.networks for row in _network(network, options.batch)]
     except (OSError, ValueError) as error:
         print(f"benchmarks accuracy: {error}", file=sys.stderr)
         return 1
@@ -160,21 +164,49 @@ def _exact(layer: Layer, x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
         return np.asarray(found)
 
 
-def _network(name: str) -> Iterator[Row]:
-    """A network as it is, and by `jit_inference`, with the same weights as one that is XLA's."""
+def _network(name: str, batches: Sequence[int]) -> Iterator[Row]:
+    """A network as it is, and by the ways to run it, with the same weights as one that is XLA's."""
     network = models.NETWORKS[name]
-    x = network.preprocess(photograph.batch_of(photograph.load(None, network.input_size), 1))
+    image = photograph.load(None, network.input_size)
+    images = network.preprocess(photograph.batch_of(image, max(batches)))  # smaller batches are its first ones
     ours, plain = (models.build(name, rngs=nnx.Rngs(0), implementation=which) for which in (None, "xla"))
-    graph, state = nnx.split(plain)
+    exact = _exact_of_network(plain, images)
+    for batch in dict.fromkeys(batches):
+        x, wanted = images[:batch], exact[:batch]
+        case = {"case": f"{name}, {batch} images" if batch > 1 else name, "products": 0, "batch": batch}
+        for precision in _PRECISIONS[devices.default_platform()]:
+            with jax.default_matmul_precision(precision):
+                xla = _under_jit(plain)(x)
+                found = {way: run(x) for way, run in _ways(ours, precision)}
+            for way, result in found.items():
+                yield case | {"precision": precision} | _errors(way, result, xla, wanted)
+
+
+def _ways(model: models.ConvNet, precision: str) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    """How a network may be run: in chains of layers and, on a GPU at HIGHEST, also layer by layer.
+
+    `jit_inference` folds batch norms as well, so that layers with folded ones are between the two.
+    """
+    yield "jit_inference", jsc.nnx.jit_inference(model)
+    if devices.default_platform() != "cpu" and precision == "highest":
+        yield "jax.jit", _under_jit(model)
+        folded = nnx.clone(model)
+        if models.fold_batch_norm(folded) > 0:
+            yield "jax.jit, folded", _under_jit(folded)
+
+
+def _under_jit(model: models.ConvNet) -> Callable[[Any], Any]:
+    graph, state = nnx.split(model)
+    return jax.jit(lambda x: nnx.merge(graph, state)(x))
+
+
+def _exact_of_network(model: models.ConvNet, images: Any) -> np.ndarray:
+    """In float64, one image after another: the maps of a batch might not fit into memory."""
+    graph, state = nnx.split(model)
     with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
         wide = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float64)), state)
-        exact = np.asarray(jax.jit(lambda x: nnx.merge(graph, wide)(x))(np.asarray(x, np.float64)))
-    for precision in _PRECISIONS[devices.default_platform()]:
-        with jax.default_matmul_precision(precision):
-            xla = jax.jit(lambda x: nnx.merge(graph, state)(x))(x)
-            found = jsc.nnx.jit_inference(ours)(x)
-        case = {"case": name, "products": 0, "precision": precision}
-        yield case | _errors("jit_inference", found, xla, exact)
+        run = jax.jit(lambda x: nnx.merge(graph, wide)(x))
+        return np.concatenate([np.asarray(run(image[None])) for image in np.asarray(images, np.float64)])
 
 
 def _error(found: Any, exact: np.ndarray) -> float:
@@ -209,5 +241,6 @@ def _parser() -> argparse.ArgumentParser:
     add: Any = parser.add_argument
     add("--layers", type=int, default=len(LAYERS), help="only so many of the layers")
     add("--networks", nargs="*", default=list(NETWORKS), choices=sorted(models.NETWORKS), metavar="NAME")
+    add("--batch", type=int, nargs="+", default=[1], help="images of a call of a network")
     add("--json", type=Path)
     return parser

@@ -7,6 +7,8 @@ Layers are drawn from a seed over the whole space of shapes: images, sizes, chan
 groups, pools, dense layers and zeros. Sides take turns, and times are medians (`jax_sparse_conv.timing.per_call`). A
 layer that None leaves to XLA is counted and not timed, because both sides are the same.
 
+With JSC_CAPABILITY or JSC_TABLES rows have a label: what a GPU without a table gets, or an older one.
+
 What comes out below 0.97 is timed again, longer. So are as many others, drawn at random, and the second times count:
 other work on the machine may lead either way. The geometric mean is that of the first times of all.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -29,6 +32,8 @@ from jax import lax
 import jax_sparse_conv as jsc
 from benchmarks.common import command, losing, suite, tables
 from benchmarks.common.losing import LEAST, is_loss
+from jax_sparse_conv._src import devices
+from jax_sparse_conv._src.dispatch import folders
 from jax_sparse_conv._src.plans import timing
 
 _LONGER = 3  # times as many repeats where a layer is timed again
@@ -213,12 +218,20 @@ def _timed(layer: Layer, options: argparse.Namespace, repeats: int) -> tables.Ro
         return None
     times = timing.per_call(functions, operands, repeats)
     row: tables.Row = {"layer": layer.name, **dataclasses.asdict(layer), "dtype": options.dtype}
-    row |= {"weights": options.weights, "precision": options.precision, "implementation": ran}
+    row |= {"weights": options.weights, "precision": options.precision, "implementation": ran, **_label()}
     for side, found in times.items():
         row |= {f"{side}_us": found.microseconds, f"{side}_best_us": 1e6 * found.best}
     row["ratio"] = times["xla"].median / times["ours"].median
     row["best_ratio"] = times["xla"].best / times["ours"].best
     return row
+
+
+def _label() -> tables.Row:
+    """What switches say that have the device look like another."""
+    capability, switch = os.environ.get(devices.CAPABILITY, ""), folders.switch()
+    words = [f"as capability {capability}"] if capability else []
+    words += {"": [], "off": ["without tables"], "shipped": ["shipped tables"]}[switch]
+    return {"label": ", ".join(words)} if words else {}
 
 
 def _parser() -> argparse.ArgumentParser:

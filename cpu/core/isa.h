@@ -82,6 +82,8 @@ struct Isa {
   void (*direct_depthwise[kDtypes])(const ConvTask& task, char* scratch);
   int64_t (*direct_bytes[kDtypes])(const ConvTask& task);
   void (*direct[kDtypes])(const ConvTask& task, char* scratch);
+  int64_t (*dot_bytes[kDtypes])(const ConvTask& task);
+  void (*dots[kDtypes])(const ConvTask& task, char* scratch);
   int64_t (*winograd_bytes)(const ConvTask& task);  // of float32
   void (*winograd)(const ConvTask& task, char* scratch);
   PairLoops pairs;  // of bfloat16, for processors that have AVX512-BF16, too; null in sets without AVX-512

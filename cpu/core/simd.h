@@ -123,6 +123,40 @@ inline Vector<float> LoadIf(bool load, const float* source) {
 #endif
 }
 
+// The value in a register: a compiler may else load it again for each use.
+template <typename V>
+[[gnu::always_inline]] inline V KeepLoaded(V value) {
+#if defined(__SSE2__)
+  asm("" : "+x"(value));
+#endif
+  return value;
+}
+
+// The first `count` elements of a vector, fewer than all, and zeros. What is behind them is not read.
+#if defined(__AVX512F__)
+inline Vector<float> LoadFirst(const float* source, int64_t count) {
+  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), source);
+}
+inline Vector<double> LoadFirst(const double* source, int64_t count) {
+  return _mm512_maskz_loadu_pd(static_cast<__mmask8>((1u << count) - 1), source);
+}
+#elif defined(__AVX2__)
+inline Vector<float> LoadFirst(const float* source, int64_t count) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  return _mm256_maskload_ps(source, _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lane));
+}
+inline Vector<double> LoadFirst(const double* source, int64_t count) {
+  return _mm256_maskload_pd(source, _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), _mm256_setr_epi64x(0, 1, 2, 3)));
+}
+#else
+template <typename A>
+inline Vector<A> LoadFirst(const A* source, int64_t count) {
+  Vector<A> value = {};
+  for (int64_t i = 0; i < count; ++i) value[i] = source[i];
+  return value;
+}
+#endif
+
 inline Vector<BFloat16Pair> Load(const BFloat16Pair* source) { return LoadAs<Vector<BFloat16Pair>>(source); }
 
 inline Vector<float> Load(const BFloat16* source) {
@@ -206,6 +240,23 @@ inline void AddTo(A* target, Vector<A> value) {
   Store(target, Load(target) + value);
 }
 
+// The sum of the lanes, halves upon halves.
+template <typename A>
+inline A SumOf(Vector<A> value) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<A, float>) return _mm512_reduce_add_ps(value);
+  if constexpr (std::is_same_v<A, double>) return _mm512_reduce_add_pd(value);
+#endif
+  A lanes[kLanes<A>];
+  StoreAs(lanes, value);
+#pragma GCC unroll 4
+  for (int64_t half = kLanes<A> / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  }
+  return lanes[0];
+}
+
 inline void Store(BFloat16* target, Vector<float> value) {
   const Word32 bits = BitCast<Word32>(value);
   const Word32 nan = BitCast<Word32>((bits & 0x7fffffffu) > 0x7f800000u);
@@ -253,10 +304,6 @@ inline int64_t Append(const T* source, int64_t count, uint32_t first, uint32_t s
 }
 
 #if defined(__AVX512F__)
-inline __m512 LoadFirst(const float* source, int64_t count) {
-  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), source);
-}
-
 inline __m512 LoadFirst(const BFloat16Pair* source, int64_t count) {
   return LoadFirst(reinterpret_cast<const float*>(source), count);
 }

@@ -183,6 +183,8 @@ ffi::Error RunConvCall(Team& team, const ConvCall& call) {
       return RunTasks(team, machine.threads, plan.tasks, make, isa.scatter_bytes[dtype], isa.scatter[dtype]);
     case ConvLoop::kDirect:
       return RunTasks(team, machine.threads, plan.tasks, make, of.direct_bytes, of.direct);
+    case ConvLoop::kDots:
+      return RunTasks(team, machine.threads, plan.tasks, make, isa.dot_bytes[dtype], isa.dots[dtype]);
     case ConvLoop::kPhases:
       return RunTasks(team, machine.threads, plan.tasks, make, of.phase_bytes, of.phases);
     case ConvLoop::kAmx:

@@ -1,16 +1,18 @@
 // Room: the CPU's loops, everything that is compiled once per instruction set. An isa_<name>.cc defines JSC_ISA, the
-// namespace of its kernels, and includes this file. Loops: windows, scatter, pixels, phases, dense_conv, amx, winograd,
-// depthwise, matvec, coo, scaled_pairs, and those of cpu/training: kernel_gradient, point_gradient, max_pool, channels.
-// May change: a loop's tiling, while the order of its sums depends on neither tiles nor threads. Details:
+// namespace of its kernels, and includes this file. Loops: windows, scatter, pixels, phases, dense_conv, dot, amx,
+// winograd, depthwise, matvec, coo, scaled_pairs, and those of cpu/training: kernel_gradient, point_gradient, max_pool,
+// channels. May change: a loop's tiling, while the order of its sums depends on neither tiles nor threads. Details:
 // docs/design/kernels/cpu.md. Tests: tests/primitive/test_kernels.py, tests/primitive/test_packing.py.
 #ifndef JSC_CPU_LOOPS_KERNELS_H_
 #define JSC_CPU_LOOPS_KERNELS_H_
 
 #include "cpu/core/isa.h"
 #include "cpu/core/limits_kernel.h"
-#include "cpu/loops/amx_kernel.h"
 #include "cpu/loops/coo_kernel.h"
-#include "cpu/loops/dense_conv_kernel.h"
+#include "cpu/loops/dense/amx_kernel.h"
+#include "cpu/loops/dense/dense_conv_kernel.h"
+#include "cpu/loops/dense/dot_kernel.h"
+#include "cpu/loops/dense/winograd_kernel.h"
 #include "cpu/loops/depthwise_kernel.h"
 #include "cpu/loops/matvec_kernel.h"
 #include "cpu/loops/phase_kernel.h"
@@ -18,7 +20,6 @@
 #include "cpu/loops/scaled_pairs.h"
 #include "cpu/loops/scatter_kernel.h"
 #include "cpu/loops/window_kernel.h"
-#include "cpu/loops/winograd_kernel.h"
 #include "cpu/training/channels_kernel.h"
 #include "cpu/training/kernel_gradient.h"
 #include "cpu/training/max_pool_kernel.h"
@@ -78,6 +79,8 @@ int64_t CountNonZeros(const void* x, int64_t runs, int64_t step) {
    JSC_PER_DTYPE(RunDirectDepthwise),       \
    JSC_PER_DTYPE(DirectBytes),              \
    JSC_PER_DTYPE(RunDirect),                \
+   JSC_PER_DTYPE(DotBytes),                 \
+   JSC_PER_DTYPE(RunDots),                  \
    JSC_ISA::WinogradBytes,                  \
    JSC_ISA::RunWinograd,                    \
    JSC_PAIR_LOOPS,                          \

@@ -1,5 +1,5 @@
-// How the windows of a task are numbered for tiles of AMX (loops/amx_kernel.h), and the products of a tile. Defined in
-// amx_plan.cc: code of one instruction set has no inline functions in common with other code (core/isa.h).
+// How the windows of a task are numbered for tiles of AMX (loops/dense/amx_kernel.h), and the products of a tile.
+// Defined in amx_plan.cc: code of one instruction set has no inline functions in common with other code (core/isa.h).
 #ifndef JSC_CPU_PLAN_AMX_CUT_H_
 #define JSC_CPU_PLAN_AMX_CUT_H_
 

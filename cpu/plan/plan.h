@@ -31,10 +31,9 @@ struct Machine {
   bool amx = false;     // ... and tiles of them
 };
 
-// Which kernel runs: loops/window_kernel.h, window by window, loops/scatter_kernel.h, channel by channel,
-// loops/pixel_kernel.h, pixel by pixel, loops/dense_conv_kernel.h, which skips nothing, or loops/phase_kernel.h, pixel
-// by pixel with strides of 2, or loops/winograd_kernel.h or loops/amx_kernel.h, which skip nothing either.
-enum class ConvLoop : int64_t { kWindows, kScatter, kPixels, kDirect, kPhases, kWinograd, kAmx, kEmulatedAmx };
+// Which kernel of loops/ runs: window_kernel.h, window by window, scatter_kernel.h, channel by channel, pixel_kernel.h,
+// pixel by pixel, or phase_kernel.h, pixel by pixel with strides of 2. Those of loops/dense/ skip nothing.
+enum class ConvLoop : int64_t { kWindows, kScatter, kPixels, kDirect, kPhases, kDots, kWinograd, kAmx, kEmulatedAmx };
 
 struct ConvPlan {
   ConvLoop loop;
@@ -72,6 +71,10 @@ ConvPlan MakePlan(const ConvArgs& args, const Machine& machine, int64_t accumula
 
 // The same for the dense convolution (plan/dense_conv_plan.cc).
 ConvPlan MakeDirectPlan(const ConvCall& call, const Machine& machine, int64_t accumulator_bytes);
+
+// Dense, for few output channels, one group and no pool. Only where CanRunDots.
+bool CanRunDots(const ConvCall& call, const Machine& machine);
+ConvPlan MakeDotPlan(const ConvCall& call, const Machine& machine, int64_t accumulator_bytes);
 
 // For maps so sparse that packing the kernel would cost more than the sums. Only where CanScatter.
 bool CanScatter(const ConvArgs& args);

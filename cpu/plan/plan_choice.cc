@@ -19,6 +19,8 @@ ConvPlan PlanOf(ConvLoop loop, const ConvCall& call, const Machine& machine, int
       return MakePixelPlan(call.args, machine, accumulator_bytes, density, call.packed != nullptr, pairs);
     case ConvLoop::kDirect:
       return MakeDirectPlan(call, machine, accumulator_bytes);
+    case ConvLoop::kDots:
+      return MakeDotPlan(call, machine, accumulator_bytes);
     case ConvLoop::kPhases:
       return MakePhasePlan(call.args, machine, accumulator_bytes, density, pairs);
     case ConvLoop::kWinograd:
@@ -42,6 +44,8 @@ bool CanRun(ConvLoop loop, const ConvCall& call, const Machine& machine, int64_t
       return call.may_be_dense;
     case ConvLoop::kAmx:
       return call.may_be_dense && machine.amx;
+    case ConvLoop::kDots:
+      return CanRunDots(call, machine);
     case ConvLoop::kPhases:
       return call.kernel != nullptr &&
              CanRunPhases(call.args, machine, accumulator_bytes, call.packed != nullptr, pairs);
@@ -59,17 +63,13 @@ struct Candidate {
   bool pairs;
 };
 
-constexpr Candidate kCandidates[] = {{"windows", ConvLoop::kWindows, false},
-                                     {"scatter", ConvLoop::kScatter, false},
-                                     {"pixels", ConvLoop::kPixels, false},
-                                     {"direct", ConvLoop::kDirect, false},
-                                     {"phases", ConvLoop::kPhases, false},
-                                     {"winograd", ConvLoop::kWinograd, false},
-                                     {"pixels of pairs", ConvLoop::kPixels, true},
-                                     {"direct of pairs", ConvLoop::kDirect, true},
-                                     {"phases of pairs", ConvLoop::kPhases, true},
-                                     {"amx of pairs", ConvLoop::kAmx, true},
-                                     {"emulated amx of pairs", ConvLoop::kEmulatedAmx, true}};
+constexpr Candidate kCandidates[] = {
+    {"windows", ConvLoop::kWindows, false},       {"scatter", ConvLoop::kScatter, false},
+    {"pixels", ConvLoop::kPixels, false},         {"direct", ConvLoop::kDirect, false},
+    {"phases", ConvLoop::kPhases, false},         {"dots", ConvLoop::kDots, false},
+    {"winograd", ConvLoop::kWinograd, false},     {"pixels of pairs", ConvLoop::kPixels, true},
+    {"direct of pairs", ConvLoop::kDirect, true}, {"phases of pairs", ConvLoop::kPhases, true},
+    {"amx of pairs", ConvLoop::kAmx, true},       {"emulated amx of pairs", ConvLoop::kEmulatedAmx, true}};
 
 bool IsDense(ConvLoop loop) {
   return loop == ConvLoop::kDirect || loop == ConvLoop::kAmx || loop == ConvLoop::kEmulatedAmx;
@@ -77,7 +77,7 @@ bool IsDense(ConvLoop loop) {
 
 // A loop that takes the call, whatever others do. Calls with a packed kernel alone are of dense blocks, 1x1 or 3x3.
 const Candidate& LoopOfAny(const ConvCall& call) {
-  constexpr const Candidate &windows = kCandidates[0], &pixels = kCandidates[2], &pixels_of_pairs = kCandidates[6];
+  constexpr const Candidate &windows = kCandidates[0], &pixels = kCandidates[2], &pixels_of_pairs = kCandidates[7];
   static_assert(windows.loop == ConvLoop::kWindows && pixels.loop == ConvLoop::kPixels);
   static_assert(pixels_of_pairs.loop == ConvLoop::kPixels && pixels_of_pairs.pairs);
   if (call.kernel != nullptr) return windows;

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 
 from benchmarks.document import layer_tables, network_tables
 from benchmarks.networks import training
 from benchmarks.suites import accuracy, gradients
+from jax_sparse_conv import models
 from jax_sparse_conv._src import devices
 
 
@@ -27,6 +30,38 @@ def test_accuracy_has_a_row_for_every_kernel(tmp_path: Path, capsys: pytest.Capt
     (table,) = layer_tables.accuracy(rows)
     assert table.count("\n") == 1 + len(cases)
     assert accuracy.main(["--json", "nowhere/rows.json"]) == 1
+
+
+def test_accuracy_of_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rows.json"
+    line = ["--layers", "0", "--networks", "lenet5"]
+    assert accuracy.main([*line, "--batch", "1", "3", "--json", str(out)]) == 0
+    rows = [row for row in json.loads(out.read_text())["rows"] if row["precision"] == "highest"]
+    assert {(row["case"], row["batch"]) for row in rows} == {("lenet5", 1), ("lenet5, 3 images", 3)}
+    assert all(0 < row["error"] < 2e-6 for row in rows)
+    assert accuracy.main([*line, "--batch", "2", "0"]) == 1
+    assert capsys.readouterr().err.endswith("--batch 0 is not at least 1\n")
+
+
+def test_accuracy_of_each_way_to_run_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models.ResNet((1, 1), 10, width=4, rngs=nnx.Rngs(0))
+    images = jax.random.normal(jax.random.key(0), (2, 32, 32, 3))
+    exact = accuracy._exact_of_network(model, images)
+    assert exact.shape == (2, 10)
+    assert exact.dtype == "float64"
+    assert (exact[0] != exact[1]).all()
+    for platform, precision, names in (
+        ("cpu", "highest", {"jit_inference"}),
+        ("gpu", "default", {"jit_inference"}),
+        ("gpu", "highest", {"jit_inference", "jax.jit", "jax.jit, folded"}),
+    ):
+        monkeypatch.setattr(accuracy.devices, "default_platform", lambda platform=platform: platform)
+        ways = dict(accuracy._ways(model, precision))
+        assert ways.keys() == names
+    monkeypatch.undo()
+    with jax.default_matmul_precision("highest"):
+        for run in ways.values():
+            assert accuracy._error(run(images), exact) < 2e-6
 
 
 def test_training_compares_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

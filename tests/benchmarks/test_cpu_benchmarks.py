@@ -29,6 +29,8 @@ LIMITS = {
     "memory_bytes_per_second": 1e8,
 }
 
+LOOPS_OF_FEW = ("auto", "direct", "pixels", "dots")
+
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +248,7 @@ def test_profile_adds_up(tmp_path: Path, step: bool, capsys: pytest.CaptureFixtu
 
 @CPU_EXTENSION
 def test_loops_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(loops, "LAYERS", (loops.Layer(1, 6, 16, 3, 16), loops.Layer(1, 6, 16, 1, 16)))
+    monkeypatch.setitem(loops.CHOICES, "many", (loops.Layer(1, 6, 16, 3, 16), loops.Layer(1, 6, 16, 1, 16)))
     assert loops.main(["--zeros", "0", "50", "--repeats", "2", "--json", str(tmp_path / "rows.json")]) == 0
     printed = capsys.readouterr().out
     assert all(f"{_native.cpu_isa()}, weights as {weights}s: regret" in printed for weights in loops.WEIGHTS)
@@ -261,3 +263,14 @@ def test_loops_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
         of_loops = [row[f"{loop}_us"] for loop in loops.LOOPS[1:] if f"{loop}_us" in row]
         assert len(of_loops) == (3 if "3x3" in row["layer"] else 2)  # Winograd's is for 3x3 kernels
         assert row["regret"] == pytest.approx(row["auto_us"] / min(of_loops))
+
+
+@CPU_EXTENSION
+def test_loops_of_few_output_channels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "FEW", (loops.Layer(1, 6, 32, 3, 2),))
+    monkeypatch.setitem(loops.CHOICES, "few", loops.FEW)
+    line = ["--layers", "few", "--zeros", "50", "--repeats", "2", "--json", str(tmp_path / "rows.json")]
+    assert loops.main(line) == 0
+    for row in json.loads((tmp_path / "rows.json").read_text())["rows"]:
+        assert {key for key in row if key.endswith("_us")} == {f"{side}_us" for side in (*LOOPS_OF_FEW, "xla")}
+        assert row["regret"] == pytest.approx(row["auto_us"] / min(row[f"{loop}_us"] for loop in LOOPS_OF_FEW[1:]))

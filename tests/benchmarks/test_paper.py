@@ -40,7 +40,7 @@ STRIDED = PaperLayer("strided", "conv", 3, 4, 8, strides=2, padding=((1, 1), (1,
     [
         ["table3", "fig14", "memory", "size"],
         ["fig9", "fig10", "networks", "cusnn_fig13", "--networks", "vgg19"],
-        ["fig12", "cusnn_fig10"],
+        ["fig12", "cusnn_fig10", "cusnn_density"],
     ],
     ids=lambda names: names[0],
 )

@@ -20,6 +20,7 @@ from benchmarks.paper import (
     answers,
     command,
     cusparse,
+    density,
     document,
     microkernel,
     networks,
@@ -29,6 +30,7 @@ from benchmarks.paper import (
 )
 from benchmarks.paper.layers import PaperLayer
 from benchmarks.paper.registry import EXPERIMENTS
+from jax_sparse_conv._src import _native
 from jax_sparse_conv._src.devices import Device
 from jax_sparse_conv._src.dispatch.coo import configurations, cost_model
 from jax_sparse_conv._src.primitive import custom_call
@@ -267,6 +269,66 @@ def test_layers_get_the_configuration_that_was_found(monkeypatch: pytest.MonkeyP
     for layer, wanted in ((SMALL, [found.attribute]), (wide, *of_model)):
         types_of = [jax.core.ShapedArray(shape, jnp.float32) for shape in (layer.x_shape(1), searched._stacked(layer))]
         assert custom_call.variants(*types_of, Config(geometry, "coo"))[0] == wanted
+
+
+def test_choosing_by_density_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    assert command.main(["cusnn_density"]) == 1
+    assert capsys.readouterr().err.endswith("needs a GPU: COO* has one configuration on the CPU\n")
+
+
+def test_sides_have_the_configurations_that_they_are_to_have(monkeypatch: pytest.MonkeyPatch, h200: Any) -> None:
+    """By what is lowered for an H200."""
+    monkeypatch.setattr(_native, "why_missing", lambda *_: None)
+    monkeypatch.setattr(_native, "workspace_bytes", lambda *_: 0)
+    cases = list(density._cases(is_quick=False))
+    monkeypatch.setattr(cost_model, "by_density", density._told(cost_model.by_density))
+    assert {case.batch for case in cases} == {1, 8, 32}
+    assert all(case.has_several for case in cases if case.batch == 32)
+    case = next(case for case in cases if case.batch == 8 and case.has_several)
+    expected = {density.COO: 1, density.STORED: 1, density.SAMPLED: 2, **density.COUNTED}
+    for side, copies in expected.items():
+        traced: Any = density._function(side).trace(*case.shapes)  # type: ignore[attr-defined]
+        text = density._call(side, lambda traced: traced.lower(lowering_platforms=("cuda",)).as_text(), traced)
+        assert density._configurations_in(text, side) == copies
+        assert ("densities = dense<1.0" in text) == ("first" in side)
+        assert ("stablehlo.reduce" in text) == (side == density.SAMPLED)
+    with pytest.raises(ValueError, match="coo: the program has 2 configurations"):
+        density._configurations_in("coo = dense<[0, 1, 1, 1, 0, 1, 1, 1]> : tensor<8xi64>", "coo")
+
+
+def test_what_choosing_by_density_costs() -> None:
+    """A closed kernel 2 us and a sample 3 us, by the times of each row."""
+    row = {"op": "conv", "zeros_target": 50, "skipped": {}}
+    rows = [
+        density.derived(row | {"layer": layer, "batch": 8, "us": _times_of_sides(us)})
+        for layer, us in (("a", 10.0), ("b", 20.0), ("c", 40.0))
+    ]
+    assert all(row["closed_kernel_us"] == pytest.approx(2.0) for row in rows)
+    assert rows[0]["us"].keys() == {"coo", *density.COUNTED, density.SAMPLED, *density.MODEL}
+    assert rows[0]["model_gain"] == {"model, counted": 2, "model, sampled": 1}
+    assert rows[0]["stored_ratio"] == {"stored": 2, "stored and conversion": pytest.approx(0.4)}
+    found = density.costs(rows)
+    assert found["seconds, closed kernel"] == pytest.approx((2e-6, 2e-6, 2e-6))
+    assert found["seconds, sample"] == pytest.approx((3e-6, 3e-6, 3e-6))
+    assert density.costs(rows, batch=1) == {}
+    assert '"seconds, closed kernel" 2e-06, "seconds, sample" 3e-06; all batches: ' in density.costs_line(rows)
+    assert density.by_density({"rows": rows}) == (
+        "batches with counts, over the one configuration: 50 % zeros 2.00x; "
+        "a kernel that returns 2.00 us (2.00 to 2.00); a sample 3.00 us (3.00 to 3.00)"
+    )
+    assert density.stored_lists({"rows": rows[:1]}) == (
+        "coo's time over batch 8: 2.00x stored, 0.40x stored and conversion"
+    )
+    few = density.derived(row | {"layer": "d", "batch": 8, "us": {"coo": 5.0, "stored": 4.0}})
+    assert not few.keys() & {"closed_kernel_us", "sample_us", "stored_ratio", "model_gain"}
+    assert (density.by_density({"rows": [few]}), density.stored_lists({"rows": [few]})) == ("-", "-")
+
+
+def _times_of_sides(us: float) -> dict[str, float]:
+    counted = {side: us + 2 * (copies - 1) for side, copies in density.COUNTED.items()}
+    of_model = dict(zip(density.MODEL, (us / 2, us), strict=True))
+    return {"coo": us, **counted, density.SAMPLED: us + 5, **of_model, "stored": us / 2, "conversion": 2 * us}
 
 
 def _call_of(layer: PaperLayer) -> configurations.CooCall:

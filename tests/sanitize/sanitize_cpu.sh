@@ -40,7 +40,7 @@ sanitized -m pytest -q -p no:cacheprovider tests/primitive/test_kernels.py tests
   tests/gradients/test_joined.py \
   tests/gradients/test_gradient.py tests/cuda/test_direct.py \
   tests/primitive/test_packing.py tests/primitive/test_packed_kernels.py tests/primitive/test_pairs.py \
-  tests/primitive/test_winograd.py \
+  tests/primitive/test_winograd.py tests/primitive/test_dots.py \
   tests/layers/test_packed_params.py tests/formats \
   tests/primitive/test_adaptive.py tests/primitive/test_counting.py tests/fusion/test_rewrite.py \
   tests/fusion/test_cpu_dense_blocks.py "$@"

@@ -43,7 +43,13 @@ def has_dense(workload: Workload) -> bool:
     """Whether the native call has a dense kernel for it."""
     if workload.method not in ("ecr", "pecr") or workload.is_symbolic:
         return False
-    return has_pairs(workload) or (workload.geometry.groups == 1 and workload.itemsize > 2)
+    return has_pairs(workload) or (workload.geometry.groups == 1 and (workload.itemsize > 2 or _has_dots(workload)))
+
+
+def _has_dots(workload: Workload) -> bool:
+    """Whether the native call may take dot products, of any dtype: it has few output channels."""
+    few = workload.kernel_shape[4] <= model.shipped("cpu dots")["channels, most"]
+    return few and workload.geometry.groups == 1 and workload.geometry.pool is None
 
 
 def has_pairs(workload: Workload) -> bool:
@@ -61,7 +67,7 @@ def by_rules(workload: Workload) -> Choice:
     """What is expected to be the fastest without a table."""
     if has_pairs(workload):
         return Choice(math.inf, may_be_dense=True)
-    if has_dense(workload) and _suits_dense(workload):
+    if has_dense(workload) and (_suits_dense(workload) or _suits_dots(workload)):
         return Choice(math.inf, may_be_dense=True)
     below = density_of_sparse(workload)
     if below <= 0 or not has_dense(workload) or _most_of_odd(workload) < math.inf:
@@ -162,6 +168,13 @@ def _suits_dense(workload: Workload) -> bool:
         return False
     is_large = taps >= of["taps, many"] and workload.kernel_shape[4] > of["channels, few"]
     return is_large or workload.kernel_shape[3] <= of["channels in, few"]
+
+
+def _suits_dots(workload: Workload) -> bool:
+    """Whether dot products suit it: windows are long enough for vectors of them, and strides pass over few pixels."""
+    of, taps = model.shipped("cpu dots"), _taps(workload)
+    reads_most = taps == 1 or max(workload.geometry.strides) <= of["strides, most"]
+    return _has_dots(workload) and reads_most and taps * workload.kernel_shape[3] >= of["products, least"]
 
 
 def _taps(workload: Workload) -> int:

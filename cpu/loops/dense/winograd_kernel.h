@@ -13,10 +13,10 @@
 //   kMostOverRms times the root of its mean square is left to dense_conv_kernel.h. Infinite weights, and sums that
 //   overflow, make a result that is not finite: then the rest of the task is left to it, too.
 // Bound by: multiply-adds where there are many squares, transforms of the kernel where there are few.
-#ifndef JSC_CPU_LOOPS_WINOGRAD_KERNEL_H_
-#define JSC_CPU_LOOPS_WINOGRAD_KERNEL_H_
+#ifndef JSC_CPU_LOOPS_DENSE_WINOGRAD_KERNEL_H_
+#define JSC_CPU_LOOPS_DENSE_WINOGRAD_KERNEL_H_
 
-#include "cpu/loops/dense_conv_kernel.h"
+#include "cpu/loops/dense/dense_conv_kernel.h"
 
 namespace jsc {
 namespace JSC_ISA {
@@ -314,4 +314,4 @@ inline void RunWinograd(const ConvTask& task, char* scratch) {
 }  // namespace JSC_ISA
 }  // namespace jsc
 
-#endif  // JSC_CPU_LOOPS_WINOGRAD_KERNEL_H_
+#endif  // JSC_CPU_LOOPS_DENSE_WINOGRAD_KERNEL_H_

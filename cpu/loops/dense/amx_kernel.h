@@ -1,21 +1,20 @@
-// One task of the dense convolution of bfloat16 by AMX: nothing is skipped, as in loops/dense_conv_kernel.h.
+// One task of the dense convolution of bfloat16 by AMX: nothing is skipped, as in dense_conv_kernel.h.
 //
 // What: sums[window][channel] += x * kernel for every tap and pair of channels, 16 windows x 16 output channels x up to
 //   16 pairs at once, chunk by chunk. Then bias, residual and ReLU on each tile while it is in L1, or the pool.
-// Layout: windows and their pixels as in loops/amx_windows.h. A packed 3x3 kernel is read as it lies. Others are packed
+// Layout: windows and their pixels as in amx_windows.h. A packed 3x3 kernel is read as it lies. Others are packed
 //   as for loops/window_kernel.h, in blocks of two tiles.
 // Why this tiling: two tiles of windows times two of output channels are four sums for four loads. So loads from L1
-// take
-//   half of the time of products. A chunk's weights of a block stay in L1 while all windows pass. Each step asks for
-//   some of the next weights.
+//   take half of the time of products. A chunk's weights of a block stay in L1 while all windows pass. Each step asks
+//   for some of the next weights.
 // Pairs of a product: the largest divisor of a run of products that a tile has room for, so that no row needs padding.
 // Order of each sum: by pairs, then chunks, whatever tiles and threads there are.
 // Bound by: products on wide layers; packing weights where there are few windows; writing results where there are few
 //   input channels.
-#ifndef JSC_CPU_LOOPS_AMX_KERNEL_H_
-#define JSC_CPU_LOOPS_AMX_KERNEL_H_
+#ifndef JSC_CPU_LOOPS_DENSE_AMX_KERNEL_H_
+#define JSC_CPU_LOOPS_DENSE_AMX_KERNEL_H_
 
-#include "cpu/loops/amx_windows.h"
+#include "cpu/loops/dense/amx_windows.h"
 
 #if defined(__AVX512F__)
 
@@ -247,4 +246,4 @@ void RunAmx(const ConvTask& task, char* scratch) {
 
 #endif
 
-#endif  // JSC_CPU_LOOPS_AMX_KERNEL_H_
+#endif  // JSC_CPU_LOOPS_DENSE_AMX_KERNEL_H_

@@ -15,8 +15,8 @@
 // Weights: a row of products asks for one line of the packed kernel's next slice, so that packing it finds it in L2.
 // Lost: asking for the weights of the next block as well (1x1 layers 5 % less to 5 % more).
 // Bound by: multiply-adds on wide layers; packing x and the kernel where there are few windows or few channels.
-#ifndef JSC_CPU_LOOPS_DENSE_CONV_KERNEL_H_
-#define JSC_CPU_LOOPS_DENSE_CONV_KERNEL_H_
+#ifndef JSC_CPU_LOOPS_DENSE_DENSE_CONV_KERNEL_H_
+#define JSC_CPU_LOOPS_DENSE_DENSE_CONV_KERNEL_H_
 
 #include "cpu/loops/depthwise_kernel.h"
 #include "cpu/loops/pixel_entries.h"
@@ -145,6 +145,11 @@ void LocatePixels(const ConvArgs& a, const Tile& tile, DirectBuffers<F>& buffers
   buffers.taps[0] = 0;
 }
 
+template <typename F>
+void LocateWindows(const ConvArgs& a, const Tile& tile, const Patch& patch, bool in_place, DirectBuffers<F>& buffers) {
+  in_place ? LocatePixels(a, tile, buffers) : LocateDirectWindows(a, tile, patch, buffers);
+}
+
 // target[0, count) = source widened.
 template <typename T, typename F>
 inline void WidenRun(const T* source, int64_t count, F* target) {
@@ -236,6 +241,33 @@ struct DirectWork {
   NextLines ahead = {};
 };
 
+// The work of a chunk on packed weights, whose pixels are packed, too, or read in x.
+template <typename T, typename F>
+DirectWork<F> WorkOf(const ConvTask& task, const Tile& tile, const Chunk& chunk, bool in_place,
+                     const DirectBuffers<F>& buffers) {
+  const ConvArgs& a = task.call->args;
+  const int64_t run = RunTaps(a), taps = a.kernel_size[0] * a.kernel_size[1];
+  DirectWork<F> work = {buffers.pixels,   buffers.packed,           tile.windows,
+                        taps / run,       run * chunk.channels,     chunk.channels,
+                        task.plan->block, chunk.channel_begin == 0, in_place};
+  if (in_place) {
+    work.channels = a.channels;
+    work.pixels = static_cast<const F*>(task.call->x) + task.group * a.group_channels + chunk.channel_begin;
+  }
+  return work;
+}
+
+// The rows of windows from `first` on, where they lie in x: the processor does not see them coming.
+template <int kWindows, typename F>
+[[gnu::always_inline]] inline void AskForPixels(const DirectBuffers<F>& buffers, const DirectWork<F>& work,
+                                                int64_t first) {
+  if (!work.in_place) return;
+  for (int w = 0; w < kWindows; ++w) {
+    const F* next = work.pixels + buffers.windows[Min(first + w, work.windows)] * work.channels;
+    for (int64_t c = 0; c < work.run; c += 64 / sizeof(F)) __builtin_prefetch(next + c);
+  }
+}
+
 // A chunk of one block; pixels and packed as in DirectBuffers, sums: [windows + kMostWindows, stride].
 template <int kVectors, typename F>
 [[gnu::noinline]] void MultiplyDirect(const DirectBuffers<F>& buffers, const DirectWork<F>& work,
@@ -248,12 +280,7 @@ template <int kVectors, typename F>
     for (int w = 0; w < kWindows; ++w) {
       for (int v = 0; v < kVectors; ++v) sum[w][v] = Vector<A>{};
     }
-    if (work.in_place) {  // the next windows' rows, which the processor does not see coming
-      for (int w = 0; w < kWindows; ++w) {
-        const F* next = work.pixels + buffers.windows[Min(first + kWindows + w, work.windows)] * work.channels;
-        for (int64_t c = 0; c < length; c += 64 / sizeof(F)) __builtin_prefetch(next + c);
-      }
-    }
+    AskForPixels<kWindows>(buffers, work, first + kWindows);
     const F* weights = work.weights;
     const bool asks = first < work.ahead.times * kWindows;  // else for what is there: no branch in the loop
     const char* line =
@@ -340,24 +367,14 @@ void RunDirect(const ConvTask& task, char* scratch) {
   DirectBuffers<F> buffers = TakeDirectBuffers<F>(task, tile, in_place, scratch);
   MakeTile(task, buffers.images);
   const Patch patch = PatchOf(task, tile);
-  if (in_place) {
-    LocatePixels(a, tile, buffers);
-  } else {
-    LocateDirectWindows(a, tile, patch, buffers);
-  }
+  LocateWindows(a, tile, patch, in_place, buffers);
   const int64_t all_blocks = CeilDiv(a.out_channels / a.groups, p.block);
-  const int64_t blocks = task.block_end - task.block_begin, taps = a.kernel_size[0] * a.kernel_size[1];
-  const int64_t block_sums = (tile.windows + kMostWindows) * p.block, run = RunTaps(a);
+  const int64_t blocks = task.block_end - task.block_begin;
+  const int64_t block_sums = (tile.windows + kMostWindows) * p.block;
   for (int64_t channel = 0; channel == 0 || channel < a.group_channels; channel += p.chunk_channels) {
     const Chunk chunk = {channel, Min(p.chunk_channels, a.group_channels - channel), 0, a.kernel_size[0]};
-    DirectWork<F> work = {buffers.pixels, buffers.packed, tile.windows, taps / run, run * chunk.channels,
-                          chunk.channels, p.block,        channel == 0, in_place};
-    if (in_place) {
-      work.channels = a.channels;
-      work.pixels = static_cast<const F*>(task.call->x) + task.group * a.group_channels + channel;
-    } else {
-      PackRead<T>(task, tile, chunk, patch, buffers.images, buffers.pixels);
-    }
+    DirectWork<F> work = WorkOf<T>(task, tile, chunk, in_place, buffers);
+    if (!in_place) PackRead<T>(task, tile, chunk, patch, buffers.images, buffers.pixels);
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t at = task.block_begin + block, width = Min(p.block, a.out_channels / a.groups - at * p.block);
       if (packed) {  // [S, groups, blocks, C / groups, 1, block]
@@ -385,4 +402,4 @@ void RunDirectDepthwise(const ConvTask& task, char* scratch) {
 }  // namespace JSC_ISA
 }  // namespace jsc
 
-#endif  // JSC_CPU_LOOPS_DENSE_CONV_KERNEL_H_
+#endif  // JSC_CPU_LOOPS_DENSE_DENSE_CONV_KERNEL_H_

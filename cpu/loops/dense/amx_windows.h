@@ -1,14 +1,14 @@
-// How the windows of a task of loops/amx_kernel.h are numbered, its buffers, and its pixels.
+// How the windows of a task of amx_kernel.h are numbered, its buffers, and its pixels.
 //
 // A tile of pixels has a row for each of 16 windows, and rows are evenly spaced. So windows that move by a pixel are
 //   numbered through the rows of the patch, its padding included. Those that begin in the padding are computed and not
 //   used. With strides each row of windows has tiles of its own. 1x1 windows need no padding: they are read in x, or
 //   one behind the other.
-#ifndef JSC_CPU_LOOPS_AMX_WINDOWS_H_
-#define JSC_CPU_LOOPS_AMX_WINDOWS_H_
+#ifndef JSC_CPU_LOOPS_DENSE_AMX_WINDOWS_H_
+#define JSC_CPU_LOOPS_DENSE_AMX_WINDOWS_H_
 
 #include "cpu/core/amx_tiles.h"
-#include "cpu/loops/dense_conv_kernel.h"
+#include "cpu/loops/dense/dense_conv_kernel.h"
 
 #if defined(__AVX512F__)
 
@@ -170,4 +170,4 @@ inline void CopyLastTile(const AmxWindows& of, const Chunk& chunk, AmxBuffers& b
 
 #endif
 
-#endif  // JSC_CPU_LOOPS_AMX_WINDOWS_H_
+#endif  // JSC_CPU_LOOPS_DENSE_AMX_WINDOWS_H_
