@@ -47,10 +47,18 @@ _ONE_CHANNEL = (
     f"([ecr.cu]({_CODE}/ouralgorithm/ecr.cu), [cudnn.cu]({_CODE}/cudnn/cudnn.cu)); these are the real multi-channel "
     "layers with all memory allocated."
 )
+_POOL_OF_2019 = (
+    "The paper's baseline moves the map to the host before it pools "
+    f"([cudnn.cu]({_CODE.removesuffix('/ECR')}/PECR/cudnn/cudnn.cu)); XLA's pool runs on the GPU."
+)
 _TENSOR_CORES = f"{_ONE_CHANNEL} The paper's Tensor Core GEMM is what default is here: TF32."
+_CUSNN_CODE = "https://github.com/aGoodCat/PACT-CUSNN/blob/75c5f37"  # which the paper names
+_CUDNN_OF_CUSNN = f"{_CUSNN_CODE}/2080Ti/end2end-model-eval/resnet50/src/Conv.cu"
+_IMAGES_OF_CUSNN = "https://github.com/aGoodCat/PACT-CUSNN/tree/75c5f37/sample_images"
 _FIXED_ALGORITHM = (
-    "cuSNN's baseline fixes one cuDNN algorithm, and its maps come from unnormalised, padded images; XLA picks the "
-    "fastest algorithm, on a newer cuDNN and GPU."
+    f"cuSNN's baseline fixes one cuDNN algorithm ([Conv.cu]({_CUDNN_OF_CUSNN})), and its maps come from "
+    f"[images]({_IMAGES_OF_CUSNN}) that are padded and not normalised; XLA picks the fastest algorithm, on a newer "
+    "cuDNN and GPU."
 )
 _WHOLE = "Fully connected layers and pools count too; default is TF32, against which float32 kernels lose large maps."
 _STEPS = "Here cuSPARSE's steps share one jit and are given the matrix's capacity; the paper's do not."
@@ -188,8 +196,7 @@ def _claims_of_2019() -> Iterator[Claim]:
     theirs = "4.1x (GTX 1080), 4.3x (RTX 2080)"
     ours = answers.over_xla(("pecr",), answers.all_of(vgg, answers.op("conv_pool")))
     text = "2019: PECR over cuDNN FAST, layers of VGG-19"
-    why = "The paper's baseline moves the map to the host before it pools; XLA's pool runs on the GPU."
-    yield Claim("O19b", text, theirs, "fig9", ours, f"{_BOTH}, with its pool", why)
+    yield Claim("O19b", text, theirs, "fig9", ours, f"{_BOTH}, with its pool", _POOL_OF_2019)
     yield from _peaks_of_2019()
     ours = answers.each("ecr", answers.is_own, "strides")
     yield Claim("O19c", "2019: strides 2 and 3", "1.8x, 1.75x", "fig13", ours, _HIGHEST, _ONE_CHANNEL)
@@ -213,8 +220,7 @@ def _peaks_of_2019() -> Iterator[Claim]:
     yield Claim("O19ap", text, theirs, "fig9", ours, _BOTH, _ONE_CHANNEL)
     theirs = "5.4x (GTX 1080), 8.1x (RTX 2080)"
     text, ours = "2019: PECR's best layer of VGG-19", answers.peak("pecr", answers.all_of(vgg, answers.op("conv_pool")))
-    why = "The paper's baseline moves the map to the host before it pools; XLA's pool runs on the GPU."
-    yield Claim("O19bp", text, theirs, "fig9", ours, f"{_BOTH}, with its pool", why)
+    yield Claim("O19bp", text, theirs, "fig9", ours, f"{_BOTH}, with its pool", _POOL_OF_2019)
     text, theirs = "2019: Table I, ECR over cuDNN FAST, 10 layers", "1.54x to 3.57x"
     ours = answers.over_xla(("ecr",), answers.all_of(answers.is_own, answers.is_table_of_2019), spread=True)
     yield Claim("O19t", text, theirs, "table3", ours, _BOTH, _ONE_CHANNEL)
