@@ -1,5 +1,5 @@
-"""Writes the pages of figures: docs/papers.md, docs/results/measured.md with its pictures, the README's table, and the
-figures of sentences that cite a file of results.
+"""Writes the pages of figures: docs/papers.md, docs/results/measured.md with its pictures, docs/results/kernels.md, the
+README's table, and the figures of sentences that cite a file of results.
 
 python -m benchmarks document            # writes them from benchmarks/results/
 python -m benchmarks document --check    # only says whether the pages are what this would write
@@ -13,11 +13,12 @@ from pathlib import Path
 
 from benchmarks.common import help
 from benchmarks.common.results import ROOT
-from benchmarks.document import kernel_sentences, measured, pictures, prose, readme, sentences
+from benchmarks.document import kernel_sentences, kernels_page, measured, pictures, prose, readme, sentences
 from benchmarks.paper import document
 
 PAPERS = "docs/papers.md"
 MEASURED = "docs/results/measured.md"
+KERNELS = "docs/results/kernels.md"
 README = "README.md"
 SENTENCES = (*sentences.SENTENCES, *kernel_sentences.SENTENCES)
 
@@ -28,7 +29,7 @@ def pages(root: Path = ROOT) -> dict[str, str]:
     Raises:
       ValueError: a page has no place for its table or for a sentence's figures.
     """
-    found = {PAPERS: document.document(), MEASURED: measured.page()}
+    found = {PAPERS: document.document(), MEASURED: measured.page(), KERNELS: kernels_page.page()}
     found[README] = readme.page((root / README).read_text(encoding="utf-8"))
     for name in dict.fromkeys(sentence.page for sentence in SENTENCES):
         text = found.get(name) or (root / name).read_text(encoding="utf-8")
@@ -46,7 +47,7 @@ def unknown(root: Path = ROOT) -> list[str]:
     return [
         line
         for name in names
-        if name not in (PAPERS, MEASURED)
+        if name not in (PAPERS, MEASURED, KERNELS)
         for line in prose.unknown(SENTENCES, name, (root / name).read_text(encoding="utf-8"))
     ]
 

@@ -10,6 +10,7 @@ XLA, and the geometric mean of what would be lost there without it.
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -26,20 +27,48 @@ Times: TypeAlias = Mapping[str, float]
 """The least microseconds of a workload by kernel, and XLA's."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Wins:
+    """What a kernel wins among the workloads of a kind of products.
+
+    Attributes:
+      kind: of products, as in tables.
+      kernel: its name.
+      timed: workloads that it was timed for.
+      best: those that it was the fastest for.
+      clear: those of them that it won by more than 3 %.
+      lost: the time of the next over its, in geometric mean over `best`; NaN where it won none.
+    """
+
+    kind: str
+    kernel: str
+    timed: int
+    best: int
+    clear: int
+    lost: float
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; the result is the exit status."""
     parser = command.parser("wins FILE ...", __doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="raw times, .times.jsonl")
     options = parser.parse_args(argv)
     print(f"{'kind':8} {'kernel':24} {'timed':>6} {'best':>6} {'> 3 %':>6} {'lost':>6}")
-    of_key = _of_keys(options.files)
+    for each in of_files(options.files):
+        print(f"{each.kind:8} {each.kernel:24} {each.timed:6} {each.best:6} {each.clear:6} {each.lost:6.3f}")
+    return 0
+
+
+def of_files(files: Sequence[Path]) -> list[Wins]:
+    """Those of every kernel in raw times, which are of one device."""
+    of_key, found = _of_keys(files), list[Wins]()
     for kind in sorted({key.kind for key in of_key}):
         every = [times for key, times in of_key.items() if key.kind == kind]
         for kernel in sorted({name for times in every for name in times} - {measure.XLA}):
             timed, lost = sum(kernel in times for times in every), list(gains(kernel, every))
             clear = sum(gain > _CLEAR for gain in lost)
-            print(f"{kind:8} {kernel:24} {timed:6} {len(lost):6} {clear:6} {geometric_mean(lost):6.3f}")
-    return 0
+            found.append(Wins(kind, kernel, timed, len(lost), clear, geometric_mean(lost)))
+    return found
 
 
 def gains(kernel: str, every: Sequence[Times]) -> Iterator[float]:
