@@ -72,7 +72,7 @@ double DotCycles(const ConvArgs& a, const ConvPlan& p, double lanes) {
   const double runs = static_cast<double>(a.kernel_size[0] * (is_run ? 1 : a.kernel_size[1]));
   const double depth = static_cast<double>((is_run ? a.kernel_size[1] : 1) * a.group_channels);
   const double vectors = runs * std::ceil(depth / lanes),
-               rows = static_cast<double>(p.block + (p.block > 4 ? p.block % 2 : 0));
+               rows = static_cast<double>(a.out_channels + (a.out_channels > 4 ? a.out_channels % 2 : 0));
   return WindowsOf(a, p) * (vectors * (dots::kValue + rows * dots::kProduct) + rows * dots::kSum) +
          runs * depth * rows * dots::kWeight;
 }
@@ -144,8 +144,7 @@ ConvPlan MakeDirectPlan(const ConvCall& call, const Machine& machine, int64_t ac
 bool CanRunDots(const ConvCall& call, const Machine& machine) {
   const double most = machine.many_registers ? dots::kChannelsMost : dots::kChannelsMostFewRegisters;
   const ConvArgs& a = call.args;
-  return call.may_be_dense && call.kernel != nullptr && a.groups == 1 && a.pool == Pool::kNone &&
-         static_cast<double>(a.out_channels) <= most;
+  return call.may_be_dense && call.kernel != nullptr && a.groups == 1 && static_cast<double>(a.out_channels) <= most;
 }
 
 ConvPlan MakeDotPlan(const ConvCall& call, const Machine& machine, int64_t accumulator_bytes) {
@@ -155,7 +154,9 @@ ConvPlan MakeDotPlan(const ConvCall& call, const Machine& machine, int64_t accum
   p.loop = ConvLoop::kDots;
   p.vectors = 1;
   p.windows = 1;
+  // Pools read vectors of channels, others write one behind the other.
   p.block = std::max<int64_t>(1, a.out_channels);
+  if (a.pool != Pool::kNone) p.block = CeilDiv(p.block, lanes) * lanes;
   p.chunk_taps = a.kernel_size[0];
   // A lane adds up some hundred products; the weights take half of L1.
   constexpr int64_t kMostProducts = 256;

@@ -72,7 +72,7 @@ ConvPlan MakePlan(const ConvArgs& args, const Machine& machine, int64_t accumula
 // The same for the dense convolution (plan/dense_conv_plan.cc).
 ConvPlan MakeDirectPlan(const ConvCall& call, const Machine& machine, int64_t accumulator_bytes);
 
-// Dense, for few output channels, one group and no pool. Only where CanRunDots.
+// Dense, for few output channels of one group. Only where CanRunDots.
 bool CanRunDots(const ConvCall& call, const Machine& machine);
 ConvPlan MakeDotPlan(const ConvCall& call, const Machine& machine, int64_t accumulator_bytes);
 

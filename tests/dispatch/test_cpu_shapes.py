@@ -31,8 +31,9 @@ def of(
         (of((1, 112, 112, 64), 6, 3), DENSE_TOO),
         (of((1, 112, 112, 64), 6, 3, dtype="bfloat16"), DENSE_TOO),
         (of((1, 112, 112, 64), 1, 1, 8), DENSE_TOO),
-        (of((1, 112, 112, 64), 3, 3, 4), NEVER),  # strides that pass over pixels
-        (of((1, 112, 112, 64), 6, 3, 4), Choice(0.3)),
+        (of((1, 112, 112, 64), 3, 3, 4), DENSE_TOO),
+        (of((1, 24, 24, 462), 4, 5, 4), NEVER),  # strides that pass over pixels, and few windows
+        (of((1, 36, 36, 64), 6, 3, 4), Choice(0.3)),
         (of((1, 224, 224, 16), 3, 3), DENSE_TOO),  # few input channels
         (of((1, 112, 112, 64), 10, 3), DENSE_TOO),
         (of((1, 14, 14, 64), 2, 3), DENSE_TOO),  # few operations
@@ -47,7 +48,7 @@ def test_few_output_channels(found: Choice, wanted: Choice) -> None:
     ("found", "wanted"),
     [
         (of((1, 64, 64, 32), 3, 9), DENSE_TOO),  # dot products
-        (of((1, 64, 64, 32), 3, 9, 3), NEVER),
+        (of((1, 24, 24, 32), 3, 9, 3), NEVER),
         (of((1, 64, 64, 16), 3, 9), DENSE_TOO),
         (of((1, 56, 56, 32), 32, 9), DENSE_TOO),
         (of((2, 4, 3, 156), 40, 11), DENSE_TOO),

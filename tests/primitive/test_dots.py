@@ -40,6 +40,11 @@ CASES = [
     Case("uneven padding", (2, 5, 6, 24), 3, padding=((2, 1), (0, 3)), zeros=0.0),
     Case("negative padding", (2, 7, 6, 8), 2, padding=((-1, 2), (3, -1)), zeros=0.0),
     Case("an image", (1, 12, 12, 3), 4, zeros=0.0),
+    Case("max pool", (2, 15, 14, 40), 3, bias=True, activation="relu", pool="max", zeros=0.2),
+    Case("max pool of 5", (1, 9, 9, 20), 5, bias=True, pool="max", window=(3, 3), window_strides=(1, 1),
+         window_padding=SAME, zeros=0.0),
+    Case("average pool", (1, 12, 12, 24), 1, pool="avg", activation="relu", zeros=0.1),
+    Case("pool, several chunks and tiles", (1, 41, 60, 1200), 2, bias=True, pool="max", zeros=0.3),
     Case("no output", (1, 2, 2, 8), 2, padding="VALID"),
 ]  # fmt: skip
 
@@ -143,3 +148,18 @@ def test_none_leaves_few_output_channels_to_the_native_call(out_channels: int) -
     text = jax.jit(jsc.conv).lower(x, kernel).as_text()
     assert "jsc_ecr" in text
     assert "stablehlo.convolution" not in text
+
+
+def test_pixels_with_strides_are_read_where_they_lie() -> None:
+    """A 1x1 convolution with strides is not a copy of some pixels first, as it is for other loops."""
+    if PLATFORM != "cpu":
+        pytest.skip("the backend is not the CPU")
+    x = jax.ShapeDtypeStruct((1, 33, 33, 64), jnp.float32)
+
+    def text(out_channels: int) -> str:
+        kernel = jax.ShapeDtypeStruct((1, 1, 64, out_channels), jnp.float32)
+        return str(jax.jit(lambda *operands: jsc.conv(*operands, strides=2)).lower(x, kernel).as_text())
+
+    assert "jsc_ecr" in text(4)
+    assert "slice" not in text(4)
+    assert "slice" in text(64)

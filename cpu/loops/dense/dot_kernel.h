@@ -31,7 +31,9 @@ constexpr int kDotWindows = kManyRegisters ? (kRows <= 3   ? 8
                                                            : 1);
 
 // Rows of weights that are computed: there are loops for 1, 2, 3, 4, 6 and 8.
-inline int64_t DotRows(const ConvPlan& plan) { return plan.block > 4 ? CeilDiv(plan.block, 2) * 2 : plan.block; }
+inline int64_t DotRows(const ConvArgs& a) {
+  return a.out_channels > 4 ? CeilDiv(a.out_channels, 2) * 2 : a.out_channels;
+}
 
 // Vectors of all runs of a chunk.
 template <typename F>
@@ -43,7 +45,7 @@ int64_t DotVectors(const ConvArgs& a, int64_t chunk_channels) {
 // Those of the dense loop, with other weights, and a row of biases.
 template <typename F>
 struct DotBuffers {
-  DirectBuffers<F> of;  // packed: [DotVectors, rows, lanes], sums: [windows + kMostWindows, output channels]
+  DirectBuffers<F> of;  // packed: [DotVectors, rows, lanes], sums: [windows + kMostWindows, block]
   F* biases;            // [tile columns, output channels], those of a pixel over and over
   int64_t bytes;
 };
@@ -57,12 +59,12 @@ DotBuffers<F> TakeDotBuffers(const ConvTask& task, const Tile& tile, bool in_pla
   DotBuffers<F> buffers{};
   DirectBuffers<F>& of = buffers.of;
   of.images = arena.Take<TileImage>(tile.images);
-  of.packed = arena.Take<F>(DotVectors<F>(a, p.chunk_channels) * DotRows(p) * kLanes<F>);
+  of.packed = arena.Take<F>(DotVectors<F>(a, p.chunk_channels) * DotRows(a) * kLanes<F>);
   of.sums = arena.Take<F>((tile.windows + kMostWindows) * p.block + kLanes<F>);
   of.pixels = arena.Take<F>(in_place ? 0 : patch.rows * patch.columns * p.chunk_channels);
   of.windows = arena.Take<int64_t>(tile.windows + kMostWindows);
   of.taps = arena.Take<int64_t>(a.kernel_size[0] * a.kernel_size[1]);
-  buffers.biases = arena.Take<F>(tile.conv_cols.size() * p.block + kLanes<F>);
+  buffers.biases = arena.Take<F>(tile.conv_cols.size() * a.out_channels + kLanes<F>);
   buffers.bytes = arena.used();
   return buffers;
 }
@@ -72,7 +74,7 @@ template <typename T>
 [[gnu::noinline]] void PackDots(const ConvTask& task, const Chunk& chunk, Factor<T>* packed) {
   using F = Factor<T>;
   const ConvArgs& a = task.call->args;
-  const int64_t rows = DotRows(*task.plan), channels = a.out_channels, taps = a.kernel_size[0] * a.kernel_size[1];
+  const int64_t rows = DotRows(a), channels = a.out_channels, taps = a.kernel_size[0] * a.kernel_size[1];
   const int64_t run = RunTaps(a), run_vectors = CeilDiv(run * chunk.channels, kLanes<F>);
   const T* kernel = static_cast<const T*>(task.call->kernel) + task.stack * taps * a.group_channels * channels;
   __builtin_memset(packed, 0, taps / run * run_vectors * rows * kLanes<F> * sizeof(F));
@@ -87,13 +89,14 @@ template <typename T>
   }
 }
 
-// What a chunk adds to all windows. packed: as in DotBuffers, sums: [windows + kMostWindows, channels].
+// What a chunk adds to all windows. packed and sums: as in DotBuffers.
 template <int kRows, typename F>
-[[gnu::noinline]] void MultiplyDots(const DirectBuffers<F>& buffers, const DirectWork<F>& work, F* sums) {
+[[gnu::noinline]] void MultiplyDots(int64_t channels, const DirectBuffers<F>& buffers, const DirectWork<F>& work,
+                                    F* sums) {
   constexpr int kWindows = kDotWindows<kRows>;
   constexpr bool kKept = kManyRegisters || kRows <= 6;
-  const int64_t channels = work.stride, whole = work.run / kLanes<F> * kLanes<F>, rest = work.run - whole;
-  for (int64_t first = 0; first < work.windows; first += kWindows, sums += kWindows * channels) {
+  const int64_t stride = work.stride, whole = work.run / kLanes<F> * kLanes<F>, rest = work.run - whole;
+  for (int64_t first = 0; first < work.windows; first += kWindows, sums += kWindows * stride) {
     Vector<F> sum[kWindows][kRows];
 #pragma GCC unroll 8
     for (int w = 0; w < kWindows; ++w) {
@@ -134,7 +137,7 @@ template <int kRows, typename F>
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         if (r >= channels) continue;
-        F& target = sums[w * channels + r];
+        F& target = sums[w * stride + r];
         target = SumOf<F>(sum[w][r]) + (work.first ? 0 : target);
       }
     }
@@ -142,24 +145,25 @@ template <int kRows, typename F>
 }
 
 template <typename F>
-void MultiplyDotsOf(int64_t rows, const DirectBuffers<F>& buffers, const DirectWork<F>& work, F* sums) {
-  switch (rows) {
+void MultiplyDotsOf(const ConvArgs& a, const DirectBuffers<F>& buffers, const DirectWork<F>& work) {
+  switch (DotRows(a)) {
     case 1:
-      return MultiplyDots<1>(buffers, work, sums);
+      return MultiplyDots<1>(a.out_channels, buffers, work, buffers.sums);
     case 2:
-      return MultiplyDots<2>(buffers, work, sums);
+      return MultiplyDots<2>(a.out_channels, buffers, work, buffers.sums);
     case 3:
-      return MultiplyDots<3>(buffers, work, sums);
+      return MultiplyDots<3>(a.out_channels, buffers, work, buffers.sums);
     case 4:
-      return MultiplyDots<4>(buffers, work, sums);
+      return MultiplyDots<4>(a.out_channels, buffers, work, buffers.sums);
     case 6:
-      return MultiplyDots<6>(buffers, work, sums);
+      return MultiplyDots<6>(a.out_channels, buffers, work, buffers.sums);
     default:
-      return MultiplyDots<8>(buffers, work, sums);
+      return MultiplyDots<8>(a.out_channels, buffers, work, buffers.sums);
   }
 }
 
-// Bias, residual and ReLU: a row of results is one run of memory, unless it is a part of a wider map.
+// Bias, residual and ReLU, where no pool follows, so that a block is the output channels: a row of results is one run
+// of memory, unless it is a part of a wider map.
 template <typename T>
 void WriteDots(const ConvTask& task, const Tile& tile, const DotBuffers<Factor<T>>& buffers) {
   using A = Accumulator<T>;
@@ -207,14 +211,16 @@ void RunDots(const ConvTask& task, char* scratch) {
   MakeTile(task, buffers.of.images);
   const Patch patch = PatchOf(task, tile);
   LocateWindows(a, tile, patch, in_place, buffers.of);
+  if (a.pool != Pool::kNone) __builtin_memset(buffers.of.sums, 0, tile.windows * p.block * sizeof(F));
   for (int64_t channel = 0; channel == 0 || channel < a.group_channels; channel += p.chunk_channels) {
     const Chunk chunk = {channel, Min(p.chunk_channels, a.group_channels - channel), 0, a.kernel_size[0]};
     DirectWork<F> work = WorkOf<T>(task, tile, chunk, in_place, buffers.of);
     if (!in_place) PackPixels<T>(task, tile, chunk, patch, buffers.of.images, buffers.of.pixels);
     PackDots<T>(task, chunk, buffers.of.packed);
-    MultiplyDotsOf(DotRows(p), buffers.of, work, buffers.of.sums);
+    MultiplyDotsOf(a, buffers.of, work);
   }
-  WriteDots<T>(task, tile, buffers);
+  if (a.pool == Pool::kNone) return WriteDots<T>(task, tile, buffers);
+  WriteBlock<T>(task, tile, buffers.of.images, 0, buffers.of.sums);
 }
 
 }  // namespace

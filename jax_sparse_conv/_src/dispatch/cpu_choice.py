@@ -48,8 +48,7 @@ def has_dense(workload: Workload) -> bool:
 
 def _has_dots(workload: Workload) -> bool:
     """Whether the native call may take dot products, of any dtype: it has few output channels."""
-    few = workload.kernel_shape[4] <= model.shipped("cpu dots")["channels, most"]
-    return few and workload.geometry.groups == 1 and workload.geometry.pool is None
+    return workload.geometry.groups == 1 and workload.kernel_shape[4] <= model.shipped("cpu dots")["channels, most"]
 
 
 def has_pairs(workload: Workload) -> bool:
@@ -67,7 +66,7 @@ def by_rules(workload: Workload) -> Choice:
     """What is expected to be the fastest without a table."""
     if has_pairs(workload):
         return Choice(math.inf, may_be_dense=True)
-    if has_dense(workload) and (_suits_dense(workload) or _suits_dots(workload)):
+    if has_dense(workload) and (_suits_dense(workload) or suits_dots(workload)):
         return Choice(math.inf, may_be_dense=True)
     below = density_of_sparse(workload)
     if below <= 0 or not has_dense(workload) or _most_of_odd(workload) < math.inf:
@@ -170,11 +169,17 @@ def _suits_dense(workload: Workload) -> bool:
     return is_large or workload.kernel_shape[3] <= of["channels in, few"]
 
 
-def _suits_dots(workload: Workload) -> bool:
-    """Whether dot products suit it: windows are long enough for vectors of them, and strides pass over few pixels."""
+def suits_dots(workload: Workload) -> bool:
+    """Whether dot products suit it: windows are long enough for vectors of them, and many where strides are long."""
+    if workload.is_symbolic or not _has_dots(workload):
+        return False
     of, taps = model.shipped("cpu dots"), _taps(workload)
-    reads_most = taps == 1 or max(workload.geometry.strides) <= of["strides, most"]
-    return _has_dots(workload) and reads_most and taps * workload.kernel_shape[3] >= of["products, least"]
+    if taps * workload.kernel_shape[3] < of["products, least"]:
+        return False
+    if taps == 1 or max(workload.geometry.strides) <= of["strides, most"]:
+        return True
+    most = of["channels, most" if _native.cpu_has_many_registers() else "channels, most, few registers"]
+    return workload.kernel_shape[4] <= most and workload.pixels >= of["pixels, strides"]
 
 
 def _taps(workload: Workload) -> int:

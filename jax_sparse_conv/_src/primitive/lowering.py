@@ -115,7 +115,7 @@ def _lower(ctx: Any, *operands: Any, config: Config, platform: str | None) -> An
     if averages_first(x, kernel, config, platform):
         function: Any = functools.partial(_of_averages, config=config, platform=platform)
         return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
-    if reads_few_pixels(kernel, config, platform):
+    if reads_few_pixels(x, kernel, config, platform):
         return mlir.lower_fun(functools.partial(_of_pixels_read, config=config), multiple_results=False)(ctx, *operands)
     if _pools_apart(x, kernel, config, platform):
         return mlir.lower_fun(functools.partial(_then_pool, config=config), multiple_results=False)(ctx, *operands)
@@ -192,9 +192,14 @@ def _of_averages(x: jax.Array, *others: jax.Array, config: Config, platform: str
     return conv_p.bind(reference.pool(x, config.geometry.pool), *others, config=_unpooled(config))
 
 
-def reads_few_pixels(kernel: Any, config: Config, platform: str | None) -> bool:
-    """Whether a 1x1 convolution with strides runs as one without, on the pixels that it reads: its loops are faster."""
-    return platform == "cpu" and config.method == "ecr" and config.geometry.reads_few_pixels(kernel.shape[1:3])
+def reads_few_pixels(x: Any, kernel: Any, config: Config, platform: str | None) -> bool:
+    """Whether a 1x1 convolution with strides runs as one without, on the pixels that it reads: its loops are faster.
+
+    Dot products are not: they read those pixels where they lie.
+    """
+    if platform != "cpu" or config.method != "ecr" or not config.geometry.reads_few_pixels(kernel.shape[1:3]):
+        return False
+    return not (config.fallback and cpu_choice.suits_dots(workload_of(x, kernel, config)))
 
 
 def without_strides(config: Config) -> Config:

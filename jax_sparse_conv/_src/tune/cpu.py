@@ -78,7 +78,7 @@ class Entry:
 def key_of(call: Call) -> Key | None:
     """The row of a call; None of what tables do not hold, and of a 1x1 convolution that None runs on fewer pixels."""
     config, x, kernel, _ = measure.bound(call)
-    if lowering.averages_first(x, kernel, config, "cpu") or lowering.reads_few_pixels(kernel, config, "cpu"):
+    if lowering.averages_first(x, kernel, config, "cpu") or lowering.reads_few_pixels(x, kernel, config, "cpu"):
         return None
     return cpu_table.key_of(lowering.workload_of(x, kernel, config))
 
