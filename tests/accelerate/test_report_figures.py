@@ -81,9 +81,9 @@ def test_what_xla_says_of_custom_calls() -> None:
 def test_a_call_that_branches_says_from_how_many_zeros_on_it_is_native() -> None:
     if PLATFORM != "cpu":
         pytest.skip("calls that branch by the zeros are a CPU's")
-    kernel = jnp.ones((3, 3, 64, 8))
-    report = jsc.accelerate(lambda x: conv(x, kernel)).report(jnp.ones((1, 64, 64, 64)))
-    types = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1, 64, 64, 64), (1, *kernel.shape))]
+    kernel = jnp.ones((1, 1, 256, 1024))  # widens a large map
+    report = jsc.accelerate(lambda x: conv(x, kernel)).report(jnp.ones((1, 32, 32, 256)))
+    types = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1, 32, 32, 256), (1, *kernel.shape))]
     below = cpu_choice.on_cpu(lowering.workload_of(*types, primitives.Config(Geometry(), "ecr", fallback=True))).below
     assert 0 < below < 1
     assert report.rows[0].runs == f"ecr from {1 - below:.0%} zeros on, else xla"

@@ -119,7 +119,7 @@ def _decided(x: Any, kernel: Any, config: Config, platform: str) -> str:
         size = config.geometry.out_size(x.shape[1:3], kernel.shape[1:3])
         averaged = x.update(shape=(x.shape[0], *size, x.shape[3]))
         return "average first, " + _decided(averaged, kernel, lowering._unpooled(config), platform)
-    if lowering.reads_few_pixels(kernel, config, platform):
+    if lowering.reads_few_pixels(x, kernel, config, platform):
         size = config.geometry.out_size(x.shape[1:3], kernel.shape[1:3])
         read = x.update(shape=(x.shape[0], *size, x.shape[3]))
         return "pixels read, " + _decided(read, kernel, lowering.without_strides(config), platform)
