@@ -6,8 +6,9 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 
-from benchmarks.paper import answers, density, zeros
+from benchmarks.paper import answers, zeros
 from benchmarks.paper.answers import Answer
+from benchmarks.paper.cusnn import density
 
 
 @dataclasses.dataclass(frozen=True)

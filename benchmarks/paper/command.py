@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.common import command, data, paper_rows, results
 from benchmarks.paper import experiment, plots
-from benchmarks.paper.cusnn import SEARCHES
+from benchmarks.paper.cusnn.figures import SEARCHES
 from benchmarks.paper.experiment import Content, Experiment
 from benchmarks.paper.registry import EXPERIMENTS
 from benchmarks.paper.runner import Context, progress

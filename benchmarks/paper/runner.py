@@ -46,7 +46,7 @@ class Context:
       prepared: folder in which networks with their weights are kept between runs, or empty.
       seconds: length of a loop that energy is measured over.
       energy_repeats: such loops of each side.
-      program: compiled kernels of `benchmarks.paper.microkernel`, or empty.
+      program: compiled kernels of `benchmarks.paper.cusnn.microkernel`, or empty.
     """
 
     repeats: int = 30

@@ -1,6 +1,6 @@
 // Times the COO* convolution with its micro-kernel (cuda/sparse/coo/micro.cuh) and with a direct translation of the
 // loops of cuSNN's Listing 1 in its place, and prints a JSON object a line for each. Built and run by
-// benchmarks/paper/microkernel.py.
+// benchmarks/paper/cusnn/microkernel.py.
 //
 // Both share everything else: lists, weights that stream through shared memory, and the sums' way out. The plain loops
 // index the sums by the entry's position, so that the compiler keeps them in local memory, as the paper says it does.

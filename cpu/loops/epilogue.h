@@ -3,6 +3,8 @@
 #ifndef JSC_CPU_LOOPS_EPILOGUE_H_
 #define JSC_CPU_LOOPS_EPILOGUE_H_
 
+#include <type_traits>
+
 #include "cpu/core/simd.h"
 #include "cpu/loops/tile.h"
 
@@ -29,6 +31,7 @@ inline void StoreFirst(T* target, Vector<A> value, int64_t width) {
 template <typename A, typename T>
 inline Vector<A> LoadFirstOf(const T* source, int64_t width) {
   if (width >= kLanes<A>) return Load(source);
+  if constexpr (std::is_same_v<T, A>) return LoadFirst(source, width);
   T all[kLanes<A>] = {};
   __builtin_memcpy(all, source, width * sizeof(T));
   return Load(all);

@@ -71,8 +71,7 @@ double DotCycles(const ConvArgs& a, const ConvPlan& p, double lanes) {
   const bool is_run = a.dilation[1] == 1;  // a row of the kernel
   const double runs = static_cast<double>(a.kernel_size[0] * (is_run ? 1 : a.kernel_size[1]));
   const double depth = static_cast<double>((is_run ? a.kernel_size[1] : 1) * a.group_channels);
-  const double vectors = runs * std::ceil(depth / lanes),
-               rows = static_cast<double>(a.out_channels + (a.out_channels > 4 ? a.out_channels % 2 : 0));
+  const double vectors = runs * std::ceil(depth / lanes), rows = static_cast<double>(p.vectors);
   return WindowsOf(a, p) * (vectors * (dots::kValue + rows * dots::kProduct) + rows * dots::kSum) +
          runs * depth * rows * dots::kWeight;
 }
@@ -152,7 +151,7 @@ ConvPlan MakeDotPlan(const ConvCall& call, const Machine& machine, int64_t accum
   const int64_t lanes = machine.vector_bytes / accumulator_bytes, taps = a.kernel_size[0] * a.kernel_size[1];
   ConvPlan p{};
   p.loop = ConvLoop::kDots;
-  p.vectors = 1;
+  p.vectors = a.out_channels > 4 ? CeilDiv(a.out_channels, 2) * 2 : a.out_channels;  // the kernel has these
   p.windows = 1;
   // Pools read vectors of channels, others write one behind the other.
   p.block = std::max<int64_t>(1, a.out_channels);

@@ -17,7 +17,6 @@ from benchmarks.paper import (
     answers,
     claims,
     command,
-    cusnn,
     cusparse,
     document,
     experiment,
@@ -26,6 +25,7 @@ from benchmarks.paper import (
     sides,
     whole,
 )
+from benchmarks.paper.cusnn import figures
 from benchmarks.paper.layers import PaperLayer
 from benchmarks.paper.registry import EXPERIMENTS
 from benchmarks.paper.runner import Context
@@ -201,8 +201,8 @@ def test_the_figures_of_the_cost_model_are_its_search(
     pytest.importorskip("matplotlib")
     row = {"layer": "a", "x_shape": [1, 7, 7, 8], "source": "real", "density": 0.25, "us": {"one": 2.0, "two": 3.0}}
     measured = row | {"best_us": 2.0, "model_us": 3.0, "model_loss": 0.5}
-    monkeypatch.setattr(cusnn.cost_model, "_search", lambda layer, maps, options: [dict(measured)])
-    monkeypatch.setattr(cusnn, "_searched", {})
+    monkeypatch.setattr(figures.cost_model, "_search", lambda layer, maps, options: [dict(measured)])
+    monkeypatch.setattr(figures, "_searched", {})
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert command.main(["cusnn_fig8", "cusnn_fig9", "--quick", "--out", str(tmp_path)]) == 0
     (found,) = json.loads((tmp_path / "cusnn_fig8.json").read_text("utf-8"))["rows"]

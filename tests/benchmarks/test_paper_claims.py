@@ -20,14 +20,12 @@ from benchmarks.paper import (
     answers,
     command,
     cusparse,
-    density,
     document,
-    microkernel,
     networks,
-    searched,
     shares,
     zeros,
 )
+from benchmarks.paper.cusnn import density, microkernel, searched
 from benchmarks.paper.layers import PaperLayer
 from benchmarks.paper.registry import EXPERIMENTS
 from jax_sparse_conv._src import _native

@@ -18,7 +18,7 @@ from jax_sparse_conv._src.dispatch import cpu_choice
 @pytest.fixture(autouse=True)
 def images_are_xlas(monkeypatch: pytest.MonkeyPatch) -> None:
     """LeNet's first layer is XLA's, so that a network has a layer that is."""
-    for rule in ("_is_small_image", "_suits_dense", "suits_dots"):
+    for rule in ("_is_small_image", "_suits_dense", "suits_few_channels_out"):
         monkeypatch.setattr(cpu_choice, rule, lambda workload: False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import cases
@@ -93,3 +94,38 @@ def check_counts(y: Any, counts: Any) -> None:
         assert abs(nonzeros / elements - found / values.size) < 0.12
     if found in (0, values.size):
         assert nonzeros == (elements if found else 0)
+
+
+# --- what holds for each dense loop of a CPU, under None -------------------------------------------------------------
+
+
+def check_kernels_of_their_own(channels: int, out_channels: int) -> None:
+    """Images with a kernel each, by vmap, against float64."""
+    case = Case("batch", (3, 9, 8, channels), out_channels, zeros=0.0)
+    inputs = cases.inputs(case)
+    kernels = np.stack([inputs.kernel, 2 * inputs.kernel, -inputs.kernel])
+    result = jax.jit(jax.vmap(lambda x, kernel: jsc.conv(x[None], kernel)[0]))(inputs.x, kernels)
+    wanted = oracle.expected(case, inputs) * np.array([1, 2, -1]).reshape(3, 1, 1, 1)
+    assert oracle.relative_error(result, wanted) <= TOLERANCE["float32"]
+
+
+def check_as_exact_as_xla(case: Case) -> None:
+    inputs = cases.inputs(case)
+    wanted = oracle.expected(case, inputs)
+    by_xla = oracle.relative_error(run(case, inputs, "xla"), wanted)
+    assert oracle.relative_error(run(case, inputs, None), wanted) <= 1.3 * by_xla
+
+
+def check_named_ones_skip(channels: int, out_channels: int) -> None:
+    """Where 0 * inf must be 0 the loop does not run: named kernels skip, and None may multiply."""
+    x = jnp.zeros((1, 4, 4, channels)).at[0, 0, 0, 0].set(1)
+    kernel = jnp.full((3, 3, channels, out_channels), jnp.inf)
+    assert not np.isnan(np.asarray(jsc.conv(x, kernel, implementation="ecr"))).any()
+    assert np.isnan(np.asarray(jsc.conv(x, kernel))).any()
+
+
+def check_images_alone(function: Callable[[Any], jax.Array], x: np.ndarray) -> None:
+    """Images alone and in a batch are cut into other tiles and tasks, and give the same bits."""
+    whole = np.asarray(function(x))
+    for image in range(len(x)):
+        np.testing.assert_array_equal(whole[image : image + 1], np.asarray(function(x[image : image + 1])))

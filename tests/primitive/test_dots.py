@@ -12,7 +12,14 @@ import numpy as np
 import oracle
 import pytest
 from cases import Case
-from kernel_checks import TOLERANCE, run
+from kernel_checks import (
+    TOLERANCE,
+    check_as_exact_as_xla,
+    check_images_alone,
+    check_kernels_of_their_own,
+    check_named_ones_skip,
+    run,
+)
 from platforms import PLATFORM, on_cpu
 
 import jax_sparse_conv as jsc
@@ -74,20 +81,11 @@ def test_other_types(dtype: str, kernel: tuple[int, int], dots: str) -> None:
 
 
 def test_kernels_of_their_own(dots: str) -> None:
-    case = Case("batch", (3, 9, 8, 24), 2, zeros=0.0)
-    inputs = cases.inputs(case)
-    kernels = np.stack([inputs.kernel, 2 * inputs.kernel, -inputs.kernel])
-    result = jax.jit(jax.vmap(lambda x, kernel: jsc.conv(x[None], kernel)[0]))(inputs.x, kernels)
-    wanted = oracle.expected(case, inputs) * np.array([1, 2, -1]).reshape(3, 1, 1, 1)
-    assert oracle.relative_error(result, wanted) <= TOLERANCE["float32"]
+    check_kernels_of_their_own(24, 2)
 
 
 def test_it_is_as_exact_as_xla(dots: str) -> None:
-    case = Case("long", (1, 8, 8, 2048), 2, zeros=0.0)
-    inputs = cases.inputs(case)
-    wanted = oracle.expected(case, inputs)
-    by_xla = oracle.relative_error(run(case, inputs, "xla"), wanted)
-    assert oracle.relative_error(run(case, inputs, None), wanted) <= 1.3 * by_xla
+    check_as_exact_as_xla(Case("long", (1, 8, 8, 2048), 2, zeros=0.0))
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan, 3e38])
@@ -106,21 +104,13 @@ def test_only_what_a_value_reaches_changes(value: float, channels: int, dots: st
 
 
 def test_results_do_not_depend_on_tiles(dots: str) -> None:
-    """Images alone and in a batch are cut into other tiles and tasks, and give the same bits."""
     case = Case("batch", (5, 41, 39, 80), 3, bias=True, zeros=0.1)
     inputs = cases.inputs(case)
-    function = jax.jit(lambda x: jsc.conv(x, inputs.kernel, inputs.bias, activation=case.activation))
-    whole = np.asarray(function(inputs.x))
-    for image in range(5):
-        np.testing.assert_array_equal(whole[image : image + 1], np.asarray(function(inputs.x[image : image + 1])))
+    check_images_alone(jax.jit(lambda x: jsc.conv(x, inputs.kernel, inputs.bias)), inputs.x)
 
 
 def test_a_named_implementation_skips_zeros(dots: str) -> None:
-    """Where 0 * inf must be 0 the loop does not run: named kernels skip, and `None` may multiply."""
-    x = jnp.zeros((1, 4, 4, 32)).at[0, 0, 0, 0].set(1)
-    kernel = jnp.full((3, 3, 32, 2), jnp.inf)
-    assert not np.isnan(np.asarray(jsc.conv(x, kernel, implementation="ecr"))).any()
-    assert np.isnan(np.asarray(jsc.conv(x, kernel))).any()
+    check_named_ones_skip(32, 2)
 
 
 MACHINES = {"avx2": (32 << 10, 512 << 10, 32, 2), "avx512": (48 << 10, 1 << 20, 64, 2)}

@@ -7,12 +7,18 @@ from typing import Any
 
 import cases
 import jax
-import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
 from cases import Case
-from kernel_checks import TOLERANCE, run
+from kernel_checks import (
+    TOLERANCE,
+    check_as_exact_as_xla,
+    check_images_alone,
+    check_kernels_of_their_own,
+    check_named_ones_skip,
+    run,
+)
 from platforms import PLATFORM, on_cpu
 
 import jax_sparse_conv as jsc
@@ -68,20 +74,11 @@ def test_against_float64(case: Case, winograd: str) -> None:
 
 
 def test_kernels_of_their_own(winograd: str) -> None:
-    case = Case("batch", (3, 9, 8, 24), 40, zeros=0.0)
-    inputs = cases.inputs(case)
-    kernels = np.stack([inputs.kernel, 2 * inputs.kernel, -inputs.kernel])
-    result = jax.jit(jax.vmap(lambda x, kernel: jsc.conv(x[None], kernel)[0]))(inputs.x, kernels)
-    wanted = oracle.expected(case, inputs) * np.array([1, 2, -1]).reshape(3, 1, 1, 1)
-    assert oracle.relative_error(result, wanted) <= TOLERANCE["float32"]
+    check_kernels_of_their_own(24, 40)
 
 
 def test_it_is_as_exact_as_xla(winograd: str) -> None:
-    case = Case("of one sign", (1, 14, 14, 256), 64, zeros=0.0)
-    inputs = cases.inputs(case)
-    wanted = oracle.expected(case, inputs)
-    by_xla = oracle.relative_error(run(case, inputs, "xla"), wanted)
-    assert oracle.relative_error(run(case, inputs, None), wanted) <= 1.3 * by_xla
+    check_as_exact_as_xla(Case("of one sign", (1, 14, 14, 256), 64, zeros=0.0))
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3e38, 1e9])
@@ -108,20 +105,13 @@ def test_weights_that_are_not_finite(winograd: str) -> None:
 
 
 def test_results_do_not_depend_on_tiles(winograd: str) -> None:
-    """Images alone and in a batch are cut into other tiles and tasks, and give the same bits."""
     case = Case("batch", (5, 21, 19, 80), 96, bias=True, zeros=0.1)
     inputs = cases.inputs(case)
-    function = constants(case, inputs)
-    whole = np.asarray(function(inputs.x))
-    np.testing.assert_array_equal(whole[:1], np.asarray(function(inputs.x[:1])))
+    check_images_alone(constants(case, inputs), inputs.x)
 
 
 def test_a_named_implementation_skips_zeros(winograd: str) -> None:
-    """Where 0 * inf must be 0 the loop does not run: named kernels skip, and `None` may multiply."""
-    x = jnp.zeros((1, 4, 4, 8)).at[0, 0, 0, 0].set(1)
-    kernel = jnp.full((3, 3, 8, 8), jnp.inf)
-    assert not np.isnan(np.asarray(jsc.conv(x, kernel, implementation="ecr"))).any()
-    assert np.isnan(np.asarray(jsc.conv(x, kernel))).any()
+    check_named_ones_skip(8, 8)
 
 
 MACHINES = {"avx2": (32 << 10, 512 << 10, 32, 2), "avx512": (48 << 10, 1 << 20, 64, 2)}

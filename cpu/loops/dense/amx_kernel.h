@@ -212,7 +212,7 @@ void RunAmx(const ConvTask& task, char* scratch) {
     } else if (of.cut.is_point) {
       PackPoints(of, chunk, buffers.pixels);
     } else {
-      PackPixels<T>(task, of.tile, chunk, of.patch, buffers.images, buffers.pixels);
+      PackPixels<T>(task, of.tile, chunk, buffers.images, buffers.pixels);
     }
     pixels.stride = pixels.pitch * (of.cut.is_point ? 1 : a.stride[1]) * static_cast<int64_t>(sizeof(T));
     NextRows next;

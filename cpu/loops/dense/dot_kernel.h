@@ -2,8 +2,8 @@
 //
 // What: sums[window][channel] += the dot product of each run of x with the channel's weights, chunk by chunk, then the
 //   epilogue. A vector of output channels, as all other loops have it, would be mostly empty.
-// Layout: x as of dense_conv_kernel.h, packed or in place. Weights are [runs, vectors of a run, rows,
-//   lanes], a row for each output channel, with zeros behind a run's end.
+// Layout: x as of dense_conv_kernel.h, packed or in place. Weights are [runs, vectors of a run, rows, lanes], a row for
+//   each output channel, with zeros behind a run's end. The plan's vectors are the rows: 1, 2, 3, 4, 6 or 8.
 // Why this tiling: vectors lie along a run's products, the input channels of one pixel or of a kernel's row. kRows *
 //   kWindows sums stay in registers while a chunk passes by. A vector of x serves all rows, and one of weights all
 //   windows. At the end of a chunk the lanes of each sum are added up.
@@ -30,11 +30,6 @@ constexpr int kDotWindows = kManyRegisters ? (kRows <= 3   ? 8
                                               : kRows == 4 ? 2
                                                            : 1);
 
-// Rows of weights that are computed: there are loops for 1, 2, 3, 4, 6 and 8.
-inline int64_t DotRows(const ConvArgs& a) {
-  return a.out_channels > 4 ? CeilDiv(a.out_channels, 2) * 2 : a.out_channels;
-}
-
 // Vectors of all runs of a chunk.
 template <typename F>
 int64_t DotVectors(const ConvArgs& a, int64_t chunk_channels) {
@@ -59,7 +54,7 @@ DotBuffers<F> TakeDotBuffers(const ConvTask& task, const Tile& tile, bool in_pla
   DotBuffers<F> buffers{};
   DirectBuffers<F>& of = buffers.of;
   of.images = arena.Take<TileImage>(tile.images);
-  of.packed = arena.Take<F>(DotVectors<F>(a, p.chunk_channels) * DotRows(a) * kLanes<F>);
+  of.packed = arena.Take<F>(DotVectors<F>(a, p.chunk_channels) * p.vectors * kLanes<F>);
   of.sums = arena.Take<F>((tile.windows + kMostWindows) * p.block + kLanes<F>);
   of.pixels = arena.Take<F>(in_place ? 0 : patch.rows * patch.columns * p.chunk_channels);
   of.windows = arena.Take<int64_t>(tile.windows + kMostWindows);
@@ -74,7 +69,7 @@ template <typename T>
 [[gnu::noinline]] void PackDots(const ConvTask& task, const Chunk& chunk, Factor<T>* packed) {
   using F = Factor<T>;
   const ConvArgs& a = task.call->args;
-  const int64_t rows = DotRows(a), channels = a.out_channels, taps = a.kernel_size[0] * a.kernel_size[1];
+  const int64_t rows = task.plan->vectors, channels = a.out_channels, taps = a.kernel_size[0] * a.kernel_size[1];
   const int64_t run = RunTaps(a), run_vectors = CeilDiv(run * chunk.channels, kLanes<F>);
   const T* kernel = static_cast<const T*>(task.call->kernel) + task.stack * taps * a.group_channels * channels;
   __builtin_memset(packed, 0, taps / run * run_vectors * rows * kLanes<F> * sizeof(F));
@@ -145,20 +140,21 @@ template <int kRows, typename F>
 }
 
 template <typename F>
-void MultiplyDotsOf(const ConvArgs& a, const DirectBuffers<F>& buffers, const DirectWork<F>& work) {
-  switch (DotRows(a)) {
+void MultiplyDotsOf(const ConvTask& task, const DirectBuffers<F>& buffers, const DirectWork<F>& work) {
+  const int64_t channels = task.call->args.out_channels;
+  switch (task.plan->vectors) {
     case 1:
-      return MultiplyDots<1>(a.out_channels, buffers, work, buffers.sums);
+      return MultiplyDots<1>(channels, buffers, work, buffers.sums);
     case 2:
-      return MultiplyDots<2>(a.out_channels, buffers, work, buffers.sums);
+      return MultiplyDots<2>(channels, buffers, work, buffers.sums);
     case 3:
-      return MultiplyDots<3>(a.out_channels, buffers, work, buffers.sums);
+      return MultiplyDots<3>(channels, buffers, work, buffers.sums);
     case 4:
-      return MultiplyDots<4>(a.out_channels, buffers, work, buffers.sums);
+      return MultiplyDots<4>(channels, buffers, work, buffers.sums);
     case 6:
-      return MultiplyDots<6>(a.out_channels, buffers, work, buffers.sums);
+      return MultiplyDots<6>(channels, buffers, work, buffers.sums);
     default:
-      return MultiplyDots<8>(a.out_channels, buffers, work, buffers.sums);
+      return MultiplyDots<8>(channels, buffers, work, buffers.sums);
   }
 }
 
@@ -208,16 +204,14 @@ void RunDots(const ConvTask& task, char* scratch) {
   const Tile tile = MakeTile(task, nullptr);
   const bool in_place = ReadsInPlace<T>(task);
   DotBuffers<F> buffers = TakeDotBuffers<F>(task, tile, in_place, scratch);
-  MakeTile(task, buffers.of.images);
-  const Patch patch = PatchOf(task, tile);
-  LocateWindows(a, tile, patch, in_place, buffers.of);
+  LocateWindows(task, tile, in_place, buffers.of);
   if (a.pool != Pool::kNone) __builtin_memset(buffers.of.sums, 0, tile.windows * p.block * sizeof(F));
   for (int64_t channel = 0; channel == 0 || channel < a.group_channels; channel += p.chunk_channels) {
     const Chunk chunk = {channel, Min(p.chunk_channels, a.group_channels - channel), 0, a.kernel_size[0]};
     DirectWork<F> work = WorkOf<T>(task, tile, chunk, in_place, buffers.of);
-    if (!in_place) PackPixels<T>(task, tile, chunk, patch, buffers.of.images, buffers.of.pixels);
+    if (!in_place) PackPixels<T>(task, tile, chunk, buffers.of.images, buffers.of.pixels);
     PackDots<T>(task, chunk, buffers.of.packed);
-    MultiplyDotsOf(a, buffers.of, work);
+    MultiplyDotsOf(task, buffers.of, work);
   }
   if (a.pool == Pool::kNone) return WriteDots<T>(task, tile, buffers);
   WriteBlock<T>(task, tile, buffers.of.images, 0, buffers.of.sums);

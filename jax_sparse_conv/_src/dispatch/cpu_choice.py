@@ -43,11 +43,13 @@ def has_dense(workload: Workload) -> bool:
     """Whether the native call has a dense kernel for it."""
     if workload.method not in ("ecr", "pecr") or workload.is_symbolic:
         return False
-    return has_pairs(workload) or (workload.geometry.groups == 1 and (workload.itemsize > 2 or _has_dots(workload)))
+    return has_pairs(workload) or (
+        workload.geometry.groups == 1 and (workload.itemsize > 2 or _has_few_channels_out(workload))
+    )
 
 
-def _has_dots(workload: Workload) -> bool:
-    """Whether the native call may take dot products, of any dtype: it has few output channels."""
+def _has_few_channels_out(workload: Workload) -> bool:
+    """Whether there are so few output channels that dense loops serve any dtype: dot products, or the direct one."""
     return workload.geometry.groups == 1 and workload.kernel_shape[4] <= model.shipped("cpu dots")["channels, most"]
 
 
@@ -66,7 +68,7 @@ def by_rules(workload: Workload) -> Choice:
     """What is expected to be the fastest without a table."""
     if has_pairs(workload):
         return Choice(math.inf, may_be_dense=True)
-    if has_dense(workload) and (_suits_dense(workload) or suits_dots(workload)):
+    if has_dense(workload) and (_suits_dense(workload) or suits_few_channels_out(workload)):
         return Choice(math.inf, may_be_dense=True)
     below = density_of_sparse(workload)
     if below <= 0 or not has_dense(workload) or _most_of_odd(workload) < math.inf:
@@ -169,9 +171,9 @@ def _suits_dense(workload: Workload) -> bool:
     return is_large or workload.kernel_shape[3] <= of["channels in, few"]
 
 
-def suits_dots(workload: Workload) -> bool:
-    """Whether dot products suit it: windows are long enough for vectors of them, and many where strides are long."""
-    if workload.is_symbolic or not _has_dots(workload):
+def suits_few_channels_out(workload: Workload) -> bool:
+    """Whether those loops suit it: windows are long enough for vectors of them, and many where strides are long."""
+    if workload.is_symbolic or not _has_few_channels_out(workload):
         return False
     of, taps = model.shipped("cpu dots"), _taps(workload)
     if taps * workload.kernel_shape[3] < of["products, least"]:

@@ -195,11 +195,11 @@ def _of_averages(x: jax.Array, *others: jax.Array, config: Config, platform: str
 def reads_few_pixels(x: Any, kernel: Any, config: Config, platform: str | None) -> bool:
     """Whether a 1x1 convolution with strides runs as one without, on the pixels that it reads: its loops are faster.
 
-    Dot products are not: they read those pixels where they lie.
+    Those for few output channels are not: they read the pixels where they lie.
     """
     if platform != "cpu" or config.method != "ecr" or not config.geometry.reads_few_pixels(kernel.shape[1:3]):
         return False
-    return not (config.fallback and cpu_choice.suits_dots(workload_of(x, kernel, config)))
+    return not (config.fallback and cpu_choice.suits_few_channels_out(workload_of(x, kernel, config)))
 
 
 def without_strides(config: Config) -> Config:

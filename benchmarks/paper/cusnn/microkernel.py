@@ -2,7 +2,7 @@
 
 `benchmarks/suites/coo_ablation.cu` holds both and is compiled here, which takes nvcc and half a minute. Elsewhere:
 
-    python -m benchmarks.paper.microkernel PROGRAM [ARCH]                # on a machine with nvcc
+    python -m benchmarks.paper.cusnn.microkernel PROGRAM [ARCH]                # on a machine with nvcc
     python -m benchmarks paper cusnn_microkernel --program PROGRAM
 """
 
